@@ -24,6 +24,7 @@ from gossamer.protocol.payloads import Fragment, Payload, TensorSpec, encode_pay
 from gossamer.protocol.records import Delta
 from gossamer.protocol.rules import RULES
 from gossamer.protocol.rules.base import PART, median_low
+from gossamer.protocol.sampling import EVERY_ROUND
 from tests.protocol import builders
 from tests.protocol.builders import norm
 
@@ -158,6 +159,7 @@ class Sent:
     tokens: int = 1000
     steps: int = 10
     staleness: int = 0
+    turn: int = EVERY_ROUND
 
 
 def _of(number: int, sent: Sent) -> Contribution:
@@ -168,6 +170,7 @@ def _of(number: int, sent: Sent) -> Contribution:
         staleness=sent.staleness,
         norms=[norm(v) for v in sent.values],
         tensor=lambda index: builders.Plain(sent.values[index]),
+        turn=sent.turn,
     )
 
 
@@ -261,6 +264,16 @@ def test_subtracting_in_place_is_subtracting_the_tensor(averaging, codecs, numel
 
 
 # --- weights ---------------------------------------------------------------------------------------
+
+
+def test_who_contributes_more_often_than_others_weighs_less_in_proportion():
+    """Twice as often is honest: the other side of a partition may have come to another turn."""
+    fragment = builders.one_tensor(4, "mean")
+    others = [Sent([np.full(4, 1000, np.int32)], turn=32 * EVERY_ROUND) for _ in range(7)]
+    for turn, weight in ((EVERY_ROUND, 2 / 32), (16 * EVERY_ROUND, 1.0), (320 * EVERY_ROUND, 1.0)):
+        merged = _merge(fragment, OUTER, *others, Sent([np.full(4, 2000, np.int32)], turn=turn))
+        expected = (7 * 1000 + weight * 2000) / (7 + weight)
+        assert merged[0] == pytest.approx(expected, abs=1), turn
 
 
 @given(st.integers(1, 2**40), st.integers(1, 2**24), st.integers(0, 16))

@@ -26,6 +26,7 @@ from gossamer.protocol.records import (
     parse_member_record,
     seal,
 )
+from gossamer.protocol.sampling import EVERY_ROUND, is_drawn
 from gossamer.protocol.wire import pack, unpack
 from tests.protocol import builders
 
@@ -81,9 +82,25 @@ def test_deltas_come_back(data):
     assert delta.staleness(F) == windows - 1
 
 
+def test_a_delta_counts_only_in_its_authors_turn():
+    """A tenth of 1,000 rounds are its; what it merged in between makes it no staler."""
+    turn, taken = 10 * EVERY_ROUND, 0
+    for round_ in range(10 * F, 10 * F + 1000):
+        body = replace(GOOD, round=round_, base=round_ - 9 * F, turn=turn)
+        if is_drawn(ME.node_id, round_, turn):
+            assert _delta(body).staleness(F) == 0
+            taken += 1
+        else:
+            with pytest.raises(MalformedError, match="turn"):
+                _delta(body)
+    assert 70 <= taken <= 130
+
+
 @pytest.mark.parametrize(
     "changes",
     [
+        {"turn": EVERY_ROUND - 1},
+        {"turn": limits.TURN_MAX + 1},
         {"round": 0, "base": -2},
         {"round": limits.ROUND_MAX + 1, "base": limits.ROUND_MAX - 1},
         {"round": 7.0},
