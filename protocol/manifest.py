@@ -181,6 +181,11 @@ class PaceSection(_Section):
         """Whether no length is fixed."""
         return not (self.every_steps or self.every_seconds)
 
+    @property
+    def is_fold(self) -> bool:
+        """Whether any of it follows from the records merged."""
+        return self.is_set_by_swarm or self.contributors > 0
+
     @model_validator(mode="after")
     def _one_at_most(self) -> Self:
         if self.every_steps and self.every_seconds:

@@ -21,9 +21,9 @@ class Folds(NamedTuple):
     pace: PaceState
     data: DataClaims
 
-    def pack(self) -> bytes:
-        """As many bytes as `folds_bytes`."""
-        return self.pace.pack() + self.data.pack()
+    def pack(self, manifest: Manifest) -> bytes:
+        """As many bytes as `folds_bytes`: of what a manifest fixes, none."""
+        return (self.pace.pack() if manifest.pace.is_fold else b"") + self.data.pack()
 
 
 def begin(manifest: Manifest) -> Folds:
@@ -33,7 +33,7 @@ def begin(manifest: Manifest) -> Folds:
 
 def folds_bytes(manifest: Manifest) -> int:
     """How many bytes the folds take in the index of a snapshot."""
-    return len(begin(manifest).pack())
+    return len(begin(manifest).pack(manifest))
 
 
 def unpack(data: bytes, manifest: Manifest) -> Folds:
@@ -42,9 +42,12 @@ def unpack(data: bytes, manifest: Manifest) -> Folds:
         return begin(manifest)
     if len(data) != folds_bytes(manifest):
         raise PayloadError("a snapshot with folds of another length than the manifest makes them")
+    of_pace = PACE_BYTES if manifest.pace.is_fold else 0
     blocks = manifest.data.blocks
-    claims = DataClaims.unpack(data[PACE_BYTES:], blocks) if blocks else DataClaims(0)
-    return Folds(PaceState.unpack(data[:PACE_BYTES]), claims)
+    return Folds(
+        PaceState.unpack(data[:of_pace]) if of_pace else pace.BEGIN,
+        DataClaims.unpack(data[of_pace:], blocks) if blocks else DataClaims(0),
+    )
 
 
 class Folding:

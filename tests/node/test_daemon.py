@@ -440,7 +440,7 @@ def attach(daemon: Any) -> list[control.ControlMessage]:
     )
     daemon.phi = SimpleNamespace(
         port=SimpleNamespace(attached=True, send=sent.append),
-        loop=SimpleNamespace(diverged="", tokens=100, unmerged=0, window=0, offer_all=lambda: None),
+        loop=SimpleNamespace(diverged="", tokens=100, unmerged=0, pace=(0, 64), offer_all=lambda: None),
         publisher=SimpleNamespace(handed_in=4, acknowledged=3),
         data=SimpleNamespace(tell=lambda: None),
     )

@@ -84,7 +84,7 @@ def manifest(
             "layout": {"fragments": fragments, "tensors": tensors},
             "genesis": {"digest": "00" * 32},
             "outer": one_rung("int8"),
-            "pace": {"every_steps": 30},
+            "pace": {"every_steps": 30, "contributors": 0},
             **sections,
         }
     )

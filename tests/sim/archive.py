@@ -193,7 +193,7 @@ class Archive:
             return
         files = [one.tobytes() for one in (prefix.phi, *sums)]
         hashes = [sha256(data).digest() for data in files]
-        index = [*hashes, prefix.folds(round_).pack()]
+        index = [*hashes, prefix.folds(round_).pack(node.stage.manifest)]
         claim = Claim(round_, prefix.tokens(), prefix.chain(round_), root_of(index))
         node.stage.audit.sealed(node, claim, prefix)
         if claim == self.claims[0]:

@@ -198,7 +198,7 @@ class Fold:
         """Make everything up to a round part of the base."""
         closed = {round_: self.rounds[round_] for round_ in self.rounds if round_ <= floor}
         tokens = self.base.tokens + count(self._manifest, closed)
-        self.base = Base(floor, self.chain(floor), tokens, self.folds(floor).pack())
+        self.base = Base(floor, self.chain(floor), tokens, self.folds(floor).pack(self._manifest))
         for round_ in closed:
             del self.rounds[round_]
             self._steps.pop(round_, None)

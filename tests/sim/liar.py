@@ -435,7 +435,7 @@ def _made_up_past(phi: Ints, nodes: Sequence[Node]) -> bytes:
     data = (phi + 1).tobytes()
     hashes = chunk_hashes(data) * 3  # as if its sums were the same
     manifest = nodes[0].stage.manifest
-    index = [*hashes, begin(manifest).pack()]
+    index = [*hashes, begin(manifest).pack(manifest)]
     root = root_of(index)
     for node in nodes:
         node.disk.put(hashes[0], data, node.stage.loop.now)

@@ -358,7 +358,7 @@ class Verdicts:
         decided = Folding(scenario.manifest).as_of(upto, 0, begin(scenario.manifest), rounds).pack()
         for node in live:
             assert node.fold is not None
-            if node.fold.base.round <= upto and node.fold.folds(upto).pack() != decided:
+            if node.fold.base.round <= upto and node.fold.folds(upto).pack(scenario.manifest) != decided:
                 self._fail(node, "ends with other folds than those of its records from scratch")
             if not node.archive.is_whole:
                 self._fail(node, "ends without the sums of its snapshot")

@@ -63,7 +63,7 @@ class Base:
         """What the swarm has decided as of a round at the end of an epoch if these rounds lie on this base,
         packed. Raises PayloadError."""
         decided = folds.unpack(self.folds, manifest)
-        return Folding(manifest).as_of(upto, self.round, decided, rounds).pack()
+        return Folding(manifest).as_of(upto, self.round, decided, rounds).pack(manifest)
 
 
 GENESIS = Base(0, bytes(32), 0)
