@@ -34,7 +34,8 @@ def delta(author: int, round_: int, epoch: int, *blocks: int) -> Delta:
 def parts(monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.setattr(data_view, "LOOK_S", 0.0)
     found = SimpleNamespace(sent=[], ledger=Ledger())
-    core = SimpleNamespace(manifest=OURS, ledger=found.ledger, layout=OURS.plan(), identity=identity(0), turn=64)
+    core = SimpleNamespace(manifest=OURS, ledger=found.ledger, layout=OURS.plan(), turn=64)
+    core.identity = identity(0)
     found.loop = SimpleNamespace(base=GENESIS, begun=1)
     found.port = SimpleNamespace(attached=True, attachments=1, send=found.sent.append)
     found.view = DataView(core, found.loop, found.port)  # type: ignore[arg-type]

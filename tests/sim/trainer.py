@@ -16,6 +16,7 @@ from gossamer.protocol.fixedpoint import Ints
 from gossamer.protocol.pace import Pace
 from gossamer.protocol.payloads import chunk_hashes, encode_payload, payload_chunk_bytes
 from gossamer.protocol.records import NO_RECORD, DeltaBody
+from gossamer.protocol.sampling import EVERY_ROUND
 
 if TYPE_CHECKING:
     from tests.sim.node import Node
@@ -35,7 +36,7 @@ class Window:
     tokens: int
     round: int
     codec: str
-    turn: int
+    turn: int = EVERY_ROUND
 
     def body(self, payload: bytes) -> DeltaBody:
         return DeltaBody(

@@ -355,7 +355,11 @@ class Verdicts:
         average = average_from_scratch(scenario.manifest, scenario.phi, rounds, read, newest)
         every = scenario.manifest.history.snapshot_every
         upto = newest // every * every
-        decided = Folding(scenario.manifest).as_of(upto, 0, begin(scenario.manifest), rounds).pack()
+        decided = (
+            Folding(scenario.manifest)
+            .as_of(upto, 0, begin(scenario.manifest), rounds)
+            .pack(scenario.manifest)
+        )
         for node in live:
             assert node.fold is not None
             if node.fold.base.round <= upto and node.fold.folds(upto).pack(scenario.manifest) != decided:
