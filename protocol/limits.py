@@ -160,6 +160,10 @@ DEAL_PATIENCE_S = 2.0
 
 # --- membership ----------------------------------------------------------------------------------------
 HEARTBEAT_INTERVAL_S = 4.5
+HEARTBEAT_PER_MEMBER_S = 0.07
+"""A member's record is renewed after as many times this as there are members, where that is longer: a node
+hears 14 records a second in any swarm of more than 64 (see `Roster.interval_s`)."""
+
 MEMBERS_INTERVAL_S = 1.5
 """New records of all members are gathered for this long and sent in one message."""
 
@@ -371,7 +375,7 @@ APART_MAX = 4096
 takes what it did at once when it heals. It bounds what one key can have everybody store."""
 
 CLOCK_CACHED_ABOVE_MEMBERS = 64
-CLOCK_KEPT_PER_MEMBER_S = 0.00025
+CLOCK_KEPT_PER_MEMBER_S = 0.0005
 """With more members than this, a reading of the clock is kept for a while: 1,024 members take 0.3 ms."""
 
 CLOCK_SKEW_S = 120.0

@@ -336,7 +336,6 @@ class Replica:
                 self._stored(event, now)
             case ev.Paused():
                 self._clock.published_round = 0  # the others need not wait until we can publish again
-                self.presence.changed()
             case ev.ChunkArrived():
                 self.holdings.arrived(event.blob, now)
             case ev.ChunkFailed():
@@ -355,10 +354,8 @@ class Replica:
                 self._clock.progress(event.inner_steps, now)
             case ev.Sealed():
                 self.sealing.sealed(event.claims)
-                self.presence.changed()
             case ev.Adopted():
                 self.sealing.adopted(event.claim)
-                self.presence.changed()
                 reach = self._clock.begin_at(event.claim.round, now)
                 self.holdings.begin_at(event.claim.round, reach)
                 self.merges.begin(event.claim.round, event.claim.round, now)
@@ -409,7 +406,6 @@ class Replica:
         delta = event.delta
         if self._author.stored(delta):  # else others, for whom its round may be open, are not told of it
             self._clock.published(delta.round, now)
-            self.presence.changed()
             self.codec.published(delta, self.announcer.deal(delta, now, event.chunk), now)
 
     def _wake(self, now: float) -> None:

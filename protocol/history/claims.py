@@ -169,6 +169,11 @@ class PeerClaims:
             for record in (member.record,)
         ]
 
+    @property
+    def delay_s(self) -> float:
+        """By how much later than in a small swarm members say something new, see `Roster.delay_s`."""
+        return self._roster.delay_s
+
     def contributors(self) -> Sequence[Claims]:
         """The claims of each author of a delta whose payload is here.
 

@@ -16,8 +16,8 @@ from gossamer.protocol.history.joining import believable
 from gossamer.protocol.records import Claim, Claims
 
 FRESH_S = 7.5
-"""How long what a member says is fresh; it is said again every 4.5 s. What we published before it came has
-reached somebody by then."""
+"""How long what a member says is fresh where it is said again every 4.5 s. What we published before it came
+has reached somebody by then."""
 
 DIFFERENCE_KEPT_S = 60.0
 """A difference is remembered for this long while nobody claims the round that we do
@@ -77,11 +77,11 @@ class Forks:
         members that made it are out of sight: what we published since, and they do not have, may be the
         difference (`test_only_what_contributors_still_say_counts`).
         """
-        members = peers.members()
+        members, fresh_s = peers.members(), FRESH_S + peers.delay_s
         if self._differs_since is None and not _disputed(claimed, (member.claims for member in members)):
             return None  # as nearly always: this costs little
         contributors = peers.contributors()
-        fresh = {claim for one in members if now - one.said_at <= FRESH_S for claim in one.claims}
+        fresh = {claim for one in members if now - one.said_at <= fresh_s for claim in one.claims}
         disputed = _disputed(claimed, contributors) or [claimed[max(claimed)]]
         for ours in disputed:
             # What a member shares with us holds all that came before, see
@@ -114,7 +114,8 @@ class Forks:
         have not. Absent members count against it: those present may be mostly liars for a moment
         (`test_nothing_less_takes_it_back`, `test_who_does_not_train_counts_on_neither_side`).
         """
-        said = [one for one in peers.members() if one.trains and one.claims and now - one.said_at <= FRESH_S]
+        fresh_s = FRESH_S + peers.delay_s
+        said = [one for one in peers.members() if one.trains and one.claims and now - one.said_at <= fresh_s]
         behind = [
             one for one in said if 0 < one.round <= floor and all(claim.round < floor for claim in one.claims)
         ]

@@ -30,6 +30,9 @@ from gossamer.protocol.records import Claim, Claims
 LOOK_INTERVAL_S = 2.5
 """Claims are compared at every second housekeeping of a node (see `replica`)."""
 
+LOOKS_PER_DELAY = 8
+"""Of 1,024 members, each of whom says something new every 72 s, the claims are compared every 11 s."""
+
 HURRIED_LOOK_S = 0.1
 """A node that has no snapshot to start from looks more often, as does one that has just come back."""
 
@@ -161,7 +164,9 @@ class Sealing:
         """Look at what the others claim, if that is due. `clock`: the swarm's round."""
         if now < self._next_look:
             return
-        self._next_look = now + (HURRIED_LOOK_S if self.is_in_a_hurry else LOOK_INTERVAL_S)
+        more = self._peers.delay_s / LOOKS_PER_DELAY
+        is_hurried = self.is_in_a_hurry
+        self._next_look = now + (HURRIED_LOOK_S + more / 16 if is_hurried else LOOK_INTERVAL_S + more)
         members = self._peers.members()
         if self.adopting is not None:
             if self._is_to_be_given_up(self.adopting, members, now):

@@ -83,7 +83,10 @@ class Presence:
         """The link that was sent news last: they take turns by their numbers."""
         self._rosters: Counter[int] = Counter()
         """Number of roster summaries received on each link since we last sent one unasked."""
-        self._next_heartbeat = 0.0
+        self._renewed_at = -math.inf
+        self._share = 1.0
+        """The share of the usual delay that our record lasts, drawn each time: or those that started together
+        would renew theirs together for ever."""
         self._next_records = 0.0
         self._next_refutation = 0.0
         self._next_roster = 0.0
@@ -118,10 +121,6 @@ class Presence:
         self._renew()
         self._send([self.data], self._links.numbers)
 
-    def changed(self) -> None:
-        """Something in our record should be known soon, though not at once."""
-        self._next_heartbeat = 0.0
-
     def beat(self) -> None:
         """Sign a newer record of ourselves and push it at once."""
         self._renew()
@@ -137,16 +136,33 @@ class Presence:
             return
         self._next_records = now + limits.MEMBERS_INTERVAL_S
         soon = now + limits.MEMBERS_INTERVAL_S / 2
-        if soon > self._next_heartbeat:
-            self._next_heartbeat = now + limits.HEARTBEAT_INTERVAL_S
+        interval, least = self._roster.interval_s, limits.HEARTBEAT_INTERVAL_S
+        is_due = soon > self._renewed_at + least + self._share * (interval - least)
+        if is_due or self._is_outdated(interval):
+            self._renewed_at = now
+            self._share = 0.5 + self._rng.random() if interval > least else 1.0
             self._renew()
             self._news[self._identity.node_id] = _News(self.data)
         self._send_news()
         if soon > self._next_roster:
-            self._next_roster = now + limits.ANTI_ENTROPY_INTERVAL_S
+            self._next_roster = now + limits.ANTI_ENTROPY_INTERVAL_S * interval / least
             self._rosters.clear()
             for number in sample(self._links.numbers, 1, self._rng):
                 self._outbox.send(number, self.summary(answer=False))
+
+    def _is_outdated(self, interval: float) -> bool:
+        """Whether our record should be renewed before its time, for what it states.
+
+        In a large swarm only for whether we publish: our deltas tell our rounds, and enough others renew
+        their records in any second to tell which snapshots there are.
+        """
+        if interval > limits.HEARTBEAT_INTERVAL_S:
+            return bool(self.round) != bool(self.record.round)
+        return (self.round, self._stated_claims) != (self.record.round, self.record.claims)
+
+    @property
+    def _stated_claims(self) -> tuple[Claim, ...]:
+        return tuple(dict.fromkeys(self.claims))[: limits.CLAIMS_MAX]
 
     # -- messages
 
@@ -291,7 +307,7 @@ class Presence:
             tokens=self._progress.tokens,
             tokens_per_s=self._progress.tokens_per_s,
             loss=self._progress.loss,
-            claims=tuple(dict.fromkeys(self.claims))[: limits.CLAIMS_MAX],
+            claims=self._stated_claims,
             dialled=tuple(dialled[: limits.LINKS_STATED_MAX]),
         )
         try:

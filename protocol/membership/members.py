@@ -48,6 +48,8 @@ class Activity:
     """Its inner steps, and its round."""
     stride_s: float = 0.0
     """How long the last move took; 0 before the first."""
+    delay_s: float = 0.0
+    """How much later than in a small swarm we hear of a move, see `Roster.delay_s`."""
 
     def note(self, inner_steps: int, round_: int, now: float, *, was_away: bool = False) -> None:
         """Take in how far the node says it is. If it `was_away` (not heard of), the stride is unknown."""
@@ -59,7 +61,8 @@ class Activity:
 
     def is_idle(self, now: float) -> bool:
         """Whether the node seems not to train."""
-        return now - self.moved > max(limits.IDLE_MIN_S, limits.IDLE_STRIDES * self.stride_s)
+        least = limits.IDLE_MIN_S + limits.IDLE_STRIDES * self.delay_s
+        return now - self.moved > max(least, limits.IDLE_STRIDES * self.stride_s)
 
 
 NAMES_MAX = 6
@@ -124,6 +127,11 @@ def listed(labels: Iterable[str]) -> str:
     return " and ".join(part for part in (", ".join(names[:-1]), *names[-1:]) if part)
 
 
+def _delay_s(others: int) -> float:
+    """By how much longer than HEARTBEAT_INTERVAL_S records last in a swarm of us and so many others."""
+    return max(0.0, (1 + others) * limits.HEARTBEAT_PER_MEMBER_S - limits.HEARTBEAT_INTERVAL_S)
+
+
 class Roster:
     """All known members except ourselves."""
 
@@ -151,12 +159,26 @@ class Roster:
             self._views.clear()
         self._author_of.pop(known.record.data, None)
         self._author_of[record.data] = record.node_id
-        was_away = now - known.received_at > limits.IDLE_MIN_S
+        delay = known.activity.delay_s = self.delay_s
+        was_away = now - known.received_at > limits.IDLE_MIN_S + limits.IDLE_STRIDES * delay
         known.record = record
         known.heard = known.received_at = now
         known.activity.note(record.body.inner_steps, record.body.round, now, was_away=was_away)
         self.judge(record.node_id, Health.LEFT if record.body.leaving else Health.ALIVE, now)
         return True
+
+    @property
+    def interval_s(self) -> float:
+        """How often a member renews its record: the more members live, the more rarely."""
+        return limits.HEARTBEAT_INTERVAL_S + _delay_s(len(self.live()))
+
+    @property
+    def delay_s(self) -> float:
+        """By how much later than in a small swarm a member's next record may come.
+
+        Members that are gone count: the others renew their records sooner only when they know of that.
+        """
+        return _delay_s(len(self._members))
 
     def judge(self, node_id: bytes, health: Health, now: float) -> None:
         """Change what we believe of a member."""

@@ -22,6 +22,10 @@ from gossamer.protocol.sampling import RandomSource, sample
 LATE_WAKE_S = 0.5
 """A wake-up this late means that our own event loop is slow."""
 
+SILENT_INTERVALS = 4
+"""In a large swarm, silence counts once as many records have not come: those linked to a dead member find out
+much sooner, and all hear of it from them."""
+
 
 @dataclass(slots=True)
 class _Probe:
@@ -232,12 +236,14 @@ class Swim:
             return
         self._roster.judge(node_id, Health.SUSPECT, now)
         rumour = Suspect(node_id, *member.record.body.age)
-        for link in sample(set(self._links) - {source}, limits.PUSH_FANOUT, self._rng):
-            self._outbox.send(link, rumour)
+        for link in self._links:  # all of them: who does not hear of it may take minutes to see it
+            if link != source:
+                self._outbox.send(link, rumour)
 
     def _judge_silence(self, now: float) -> None:
         down: list[Member] = []
-        silent_since = now - self._patience(limits.SILENCE_SUSPECT_S)
+        silence = limits.SILENCE_SUSPECT_S + SILENT_INTERVALS * self._roster.delay_s
+        silent_since = now - self._patience(silence)
         suspected_since = now - self._patience(limits.SUSPICION_TIMEOUT_S)
         for member in self._roster.live():
             if member.health is Health.ALIVE:

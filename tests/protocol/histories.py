@@ -34,6 +34,7 @@ class Told:
     lacking: int = 1000
     """The first round whose payloads are not all here."""
     genesis: Claim = GENESIS
+    delay_s: float = 0.0
 
     def members(self) -> Sequence[PeerClaim]:
         return self.live

@@ -14,7 +14,7 @@ from gossamer.protocol.membership.links import Links
 from gossamer.protocol.membership.member_records import Presence
 from gossamer.protocol.membership.members import Health, Roster
 from gossamer.protocol.messages import Records, RosterSummary, Suspect
-from gossamer.protocol.records import MemberRecord
+from gossamer.protocol.records import Claim, MemberRecord
 from tests.protocol import builders
 
 OWN = builders.identity(0)
@@ -31,7 +31,7 @@ class Bench:
         self.links = Links(OWN.node_id, self.roster, builders.NOBODY, rng, outbox)
         for number in range(1, links + 1):
             self.links.up(LinkUp(number, builders.identity(number).node_id, True, None), 0.0)
-        presence = Presence(
+        self.presence = Presence(
             OWN,
             builders.SMALL.swarm_id,
             builders.NOBODY,
@@ -40,7 +40,7 @@ class Bench:
             rng,
             outbox,
         )
-        self.machine = builders.Drained(presence, outbox)
+        self.machine = builders.Drained(self.presence, outbox)
 
     def receive(self, row: MemberRecord, link: int) -> list[Effect]:
         if self.machine.is_known(row.data, link):
@@ -121,10 +121,34 @@ def test_beats_come_at_their_interval_and_changes_with_the_next_rows():
     while bench.machine.record.heartbeat == first:
         bench.tick()
     assert bench.now - began == limits.HEARTBEAT_INTERVAL_S
-    bench.machine.changed()
+    bench.presence.round = 1
     told = [sent for _, sent in bench.tick()]
     assert told == [[bench.machine.data]]
     assert bench.machine.record.heartbeat == first + 2
+
+
+def test_in_a_large_swarm_rows_are_renewed_rarely_and_at_once_only_for_whether_one_publishes():
+    bench = Bench(1)
+    for seed in range(20, 148):
+        bench.receive(_row(seed), 1)
+    assert len(bench.roster.live()) == 128
+    bench.tick()
+    first = bench.machine.record.heartbeat
+    bench.presence.round = 1
+    bench.tick()
+    assert bench.machine.record.heartbeat == first + 1, "it publishes now"
+    bench.presence.round, bench.presence.claims = 2, (Claim(1, 1, bytes(32), bytes(32)),)
+    renewed = bench.now
+    while bench.machine.record.heartbeat == first + 1:
+        bench.tick()
+    assert 6.0 <= bench.now - renewed <= 14.0, "9 s on average"
+    for member in bench.roster.live()[2:]:
+        bench.roster.judge(member.record.node_id, Health.DOWN, bench.now)
+    renewed = bench.now
+    while bench.machine.record.heartbeat == first + 2:
+        bench.tick()
+    assert bench.now - renewed == limits.HEARTBEAT_INTERVAL_S, "as soon as the swarm is small again"
+    assert bench.roster.delay_s > 4, "though others may not have noticed yet"
 
 
 def test_a_row_tells_the_links_that_we_dialled_and_changes_with_the_next_beat():
