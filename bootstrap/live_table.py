@@ -21,7 +21,7 @@ from rich.text import Text
 from gossamer.bootstrap.processes import NodeProcess
 from gossamer.bootstrap.summary import SwarmSummary
 from gossamer.node.daemon.dashboard.client import fetch_state
-from gossamer.node.daemon.monitoring.status import one_line
+from gossamer.node.daemon.monitoring.status import one_line, unlisted
 from gossamer.node.formatting import (
     UNBOUNDED,
     WRONG_SHAPE,
@@ -84,17 +84,18 @@ def line(*parts: tuple[str, str], fold: bool = False) -> Text:
     return text
 
 
-def table(rows: Sequence[Row], width: int, lines: int | None = None) -> Table:
+def table(rows: Sequence[Row], width: int, lines: int | None = None, more: int = 0) -> Table:
     """A table of rows that all have the same columns, the first of which is "node".
 
     In `width` characters, columns of `GIVE_WAY` are left out until the others fit: figures that are cut short
-    say nothing. Of more rows than `lines`, the last ones are only counted.
+    say nothing. Of more rows than `lines`, the last ones are only counted, with `more` that are not here.
     """
-    if lines is not None and len(rows) > max(1, lines):
-        rest = len(rows) - max(1, lines) + 1
-        more = dict.fromkeys(rows[0], Text("")) | {"node": Text(f"+ {rest} more", "dim")}
-        rows = [*rows[:-rest], more]
+    room = len(rows) + 1 if lines is None else max(1, lines)
     shown = list(rows[0])
+    if len(rows) + bool(more) > room:
+        rows, more = rows[: room - 1], more + len(rows) - room + 1
+    if more:
+        rows = [*rows, dict.fromkeys(shown, Text("")) | {"node": Text(f"+ {more} more", "dim")}]
     widths = {name: max(cell_len(name), *(row[name].cell_len for row in rows)) + GAP for name in shown}
     widths["node"] = min(widths["node"], NAME_MIN)
     for name in GIVE_WAY:
@@ -178,7 +179,7 @@ def show_peers(status: Json, console: Console) -> None:
         f", agreement {agreement:.2f} in the newest round with two deltas" if agreement is not None else ""
     )
     console.print(line((title, "italic"), fold=True))
-    console.print(table(_members(status), console.width))
+    console.print(table(_members(status), console.width, more=unlisted(status)))
     for member in (status["itself"], *status["members"]):
         if verdict := member["contributions"]["verdict"]:
             console.print(line((f"{_name(member)}: {verdict}", "dim italic"), fold=True))
@@ -192,11 +193,12 @@ def frame(state: Json, problem: str, width: int, height: int) -> RenderableType:
     if not state:
         return line((problem, ""), fold=True)
     model, lines = state["model"], state["log"]
-    found = [member["replica"] for member in state["members"] if member["replica"]]
+    compared = sum(map(int, state["replicas"].values())) - state["replicas"].get("unknown", 0)
     chunks = f", {state['fetching'][0]} of {state['fetching'][1]} chunks here" if state["fetching"] else ""
-    same = f", replica same as {found.count('same')} of {len(found)}" if found else ""
+    same = f", replica same as {state['replicas'].get('same', 0)} of {compared}" if compared else ""
     members, room = _members(state), height - 5  # without the head, the table's heading, and the foot
-    rows = min(len(members), max(1, room - min(LINES_MIN, len(lines))))
+    more = unlisted(state)
+    rows = min(len(members) + bool(more), max(1, room - min(LINES_MIN, len(lines))))
     return Group(
         line(
             (f"{state['swarm']} ", "bold"),
@@ -204,7 +206,7 @@ def frame(state: Json, problem: str, width: int, height: int) -> RenderableType:
         ),
         line((one_line(state) + chunks + same, "")),
         line((problem or state["problem"] or "", "red")),
-        table(members, width, rows),
+        table(members, width, rows, more),
         *map(_log_line, lines[-max(1, room - rows) :]),
         line(("Ctrl-C quits", "dim")),
     )
@@ -358,7 +360,7 @@ def _row(process: NodeProcess) -> dict[str, Text]:
         "steps": trainer.get("inner_steps") and str(trainer["inner_steps"]),
         "loss": three_decimals(trainer.get("loss")),
         "tokens/s": trainer.get("tokens_per_s") and f"{trainer['tokens_per_s']:,.0f}",
-        "peers": status and str(sum(member["health"] == "alive" for member in status["members"])),
+        "peers": status and str(status["by_health"].get("alive", 0)),
         "in": status and size(status["bytes_received"]),
         "out": status and size(status["bytes_sent"]),
     }

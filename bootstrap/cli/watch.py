@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -26,7 +27,7 @@ def status(
         gossamer status 192.168.1.5:7700
         gossamer status 192.168.1.5:7700 --json
     """
-    from gossamer.node.daemon.monitoring.status import data_in_words, one_line
+    from gossamer.node.daemon.monitoring.status import data_in_words, one_line, unlisted
     from gossamer.node.daemon.network.rpc import asker_in, fetch_status
 
     asker = asker_in(folder)
@@ -46,6 +47,7 @@ def status(
                 f"{', ' + member['codec'] if member['codec'] else ''}"
                 for member in found["members"]
             ),
+            *([f"  and {more} more"] if (more := unlisted(found)) else []),
         ]
     except WRONG_SHAPE:
         raise UnreachableError(f"{address} sent a status that cannot be read") from None
@@ -54,24 +56,33 @@ def status(
 
 def peers(
     address: Address,
+    everybody: Annotated[bool, typer.Option("--all", help="All members, of a large swarm, too.")] = False,
     folder: Member = None,
     plaintext: Plaintext = False,
 ) -> None:
     """List the members: their health, and how good their deltas are.
 
-    A member whose deltas are usually bad gets a verdict. Any running node can be asked; nodes of an invited
-    swarm answer members only.
+    A member whose deltas are usually bad gets a verdict. Those in trouble come first. Any running node can be
+    asked; nodes of an invited swarm answer members only.
 
         gossamer peers 192.168.1.5:7700
+        gossamer peers 192.168.1.5:7700 --all
     """
     from rich.console import Console
 
     from gossamer.bootstrap.live_table import show_peers
+    from gossamer.node.daemon.monitoring.status import unlisted
     from gossamer.node.daemon.network.rpc import asker_in, fetch_status
 
     asker = asker_in(folder)
-    found = asyncio.run(fetch_status(address, plaintext=plaintext, asker=asker))
+    ask = partial(fetch_status, address, plaintext=plaintext, asker=asker)
+    found = asyncio.run(ask(skip=0) if everybody else ask())
     try:
+        while everybody and unlisted(found):
+            more = asyncio.run(ask(skip=len(found["members"])))["members"]
+            if not more:  # some have been forgotten meanwhile
+                break
+            found["members"] += more
         show_peers(found, Console())
     except WRONG_SHAPE:
         raise UnreachableError(f"{address} does not report what it has seen of its members") from None

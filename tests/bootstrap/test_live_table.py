@@ -29,7 +29,7 @@ def minimal(**more: Any) -> dict[str, Any]:
         "round": 0,
         "clock": 0,
         "trains": True,
-        "members": [],
+        "by_health": {},
         "bytes_received": 0,
         "bytes_sent": 0,
         **more,
@@ -47,7 +47,7 @@ PROCESSES = [
             state="training",
             round=5,
             phi_digest="ab12cd34" * 8,
-            members=[{"health": "alive"}, {"health": "down"}],
+            by_health={"alive": 1, "down": 1},
             trainer={
                 "inner_steps": 9,
                 "loss": 1.5,

@@ -12,6 +12,7 @@ import random
 from dataclasses import dataclass, field
 from typing import Any
 
+from gossamer.node.daemon.monitoring.members import LISTED
 from gossamer.node.daemon.monitoring.status import LinkStatus, MemberStatus, to_json
 from gossamer.protocol.merge.contributions import NOTHING_SENT
 from tests.node import statuses
@@ -50,6 +51,8 @@ class Recorded:
         self.speed = [round(self.random.lognormvariate(9.2, 0.6)) for _ in self.names]
         self.dies = {i: self.rounds * (2 + i % 7) // 10 for i in range(5, self.members, 9)}
         self.joins = {i: self.rounds * (i % 5) // 12 for i in range(3, self.members, 4)}
+        self.turn = max(1, self.members // LISTED)
+        """Every how many rounds a member contributes."""
         self.swarm_tokens = 0
         self.links = self._web()
         start = self.now - self.rounds * ROUND_S
@@ -76,7 +79,7 @@ class Recorded:
     def _round(self, number: int, time: float) -> None:
         deltas = [
             self._delta(i, number)
-            for i in range(self.members)
+            for i in range(number % self.turn, self.members, self.turn)
             if self.joins.get(i, 0) < number <= self.dies.get(i, number) and self.random.random() > 0.03
         ]
         tokens = sum(d[1] for d in deltas)
@@ -133,6 +136,10 @@ class Recorded:
         loss = newest[2] if newest and trains else None
         sealed = clock // 16 * 16
         evaluated = self.evaluations()["losses"][-1:] if loss else []
+        members = [self._member(i, clock) for i in range(1, self.members)]
+        linked = {self.ids[b] for a, b in self.links if a == 0}
+        order = {"suspect": 0, "down": 1, "alive": 3, "left": 4}
+        listed = sorted(members, key=lambda one: 2 if one.node_id in linked else order[one.health])[:LISTED]
         _, live, average = evaluated[0] if evaluated else (0, None, None)
         trainer = statuses.trainer(
             device="cuda:0",
@@ -170,7 +177,9 @@ class Recorded:
                 fetching=(17, 48) if self.state == "joining" else None,
                 sealed_digest=node_id(f"phi {sealed}"),
                 itself=self._member(0, clock),
-                members=tuple(self._member(i, clock) for i in range(1, self.members)),
+                members=tuple(members if len(members) <= LISTED else listed),
+                swarm_tokens_per_s=sum(one.tokens_per_s for one in members),
+                **statuses.figures(members),
                 links=tuple(self._link(a, b) for a, b in self.links if 0 in (a, b)),
             )
         )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import fields
 from typing import Any, TypeVar, cast, get_origin
 
@@ -109,4 +111,15 @@ def status(**changes: Any) -> NodeStatus:
         "disk_free": 1 << 40,
         "vitals": _made(Vitals, **vitals),
     }
-    return _made(NodeStatus, **facts | changes)
+    return _made(NodeStatus, **facts | figures(changes.get("members", ())) | changes)
+
+
+def figures(members: Sequence[MemberStatus]) -> dict[str, Any]:
+    """What a status says of all members together."""
+    live = [one for one in members if one.is_live]
+    same = [one.replica_round or 0 for one in live if one.replica == "same"]
+    return {
+        "by_health": dict(Counter(one.health for one in members)),
+        "replicas": dict(Counter(one.replica or "unknown" for one in live)),
+        "same_at": (min(same, default=0), max(same, default=0)),
+    }

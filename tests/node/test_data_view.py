@@ -33,6 +33,7 @@ def delta(author: int, round_: int, epoch: int, *blocks: int) -> Delta:
 @pytest.fixture
 def parts(monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.setattr(data_view, "LOOK_S", 0.0)
+    monkeypatch.setattr(data_view, "REST", 0)
     found = SimpleNamespace(sent=[], ledger=Ledger())
     core = SimpleNamespace(manifest=OURS, ledger=found.ledger, layout=OURS.plan(), turn=64)
     core.identity = identity(0)

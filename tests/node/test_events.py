@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import logging
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from gossamer.node.daemon.monitoring.events import LINES_MAX, TEXT_MAX, LogRing, SwarmEvents
 from gossamer.node.daemon.monitoring.status import MemberStatus
+from gossamer.protocol.membership.members import Health
 from tests.node.statuses import member, status
 
 log = logging.getLogger("gossamer.some.part")
@@ -20,12 +22,24 @@ class Seen:
     def __init__(self, caplog: pytest.LogCaptureFixture) -> None:
         caplog.set_level(logging.INFO, "gossamer.node")
         self._events = SwarmEvents()
+        self.now = self.wait_s = 0.0
         self._log = caplog
 
     def logged(self, *members: MemberStatus, **facts: Any) -> list[str]:
         """What is logged once these are the members."""
         self._log.clear()
-        self._events.log(status(members=members, **facts))
+        self.now += 1.0
+        known: Any = [
+            SimpleNamespace(
+                label=one.label,
+                health=Health(one.health),
+                downs=one.downs,
+                is_gone=not one.is_live,
+                record=SimpleNamespace(node_id=one.node_id),
+            )
+            for one in members
+        ]
+        self._events.log(status(time=self.now, members=members, **facts), known, self.wait_s)
         return self._log.messages
 
 
@@ -55,6 +69,13 @@ def test_who_comes_and_goes(seen: Seen) -> None:
 
 def test_many_at_once_are_one_line(seen: Seen) -> None:
     assert seen.logged(*map(member, range(1, 10))) == [f"heard of {names(1, 2, 3, 4, 5)} and 4 more"]
+
+
+def test_in_a_large_swarm_who_comes_within_a_while_is_one_line(seen: Seen) -> None:
+    seen.wait_s = 3.0
+    assert seen.logged(member(1)) == [f"heard of {names(1)}"]
+    assert seen.logged(member(1), member(2)) == seen.logged(*map(member, range(1, 4))) == []
+    assert seen.logged(*map(member, range(1, 5))) == [f"heard of {names(2, 3)} and {names(4)}"]
 
 
 def test_that_all_agree_is_logged_once_a_snapshot(seen: Seen) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import json
 import re
 from collections.abc import AsyncIterator
 from importlib import resources
@@ -11,6 +12,7 @@ from importlib import resources
 import pytest_asyncio
 
 from gossamer.node.daemon.dashboard import page as node_page
+from gossamer.node.daemon.monitoring.members import LISTED
 from tests.node.browser import BROWSER, Page, browser, in_browser
 from tests.node.page_reader import curve_goes_through, edges_of, has_cell, is_inked, quiet, shown, text
 from tests.node.page_server import PageServer
@@ -287,4 +289,30 @@ async def test_64_nodes_and_10000_rounds(tab, record_property):
         for name, value in figures.items():
             record_property(name, value)
         print(f"script a frame, 64 nodes and {len(swarm.rows)} rounds: {figures}")
+        quiet(tab, url)
+
+
+@in_browser
+async def test_a_thousand_nodes(tab, record_property):
+    server = PageServer(Recorded(1024, 1000))
+    async with server.serving() as url:
+        await shown(tab, url, height=2600)
+        said = server.swarm.snapshot()
+        assert len(said["members"]) == LISTED and len(json.dumps(said)) < 100_000, "bytes a second"
+        alive = said["by_health"]["alive"]
+        assert f"{1 + alive:,} of 1,024 members alive" in await text(tab, "#graph-summary")
+        assert f"of {1 + alive + said['by_health']['suspect']:,}" in await text(tab, "#figures")
+        rows = await tab.evaluate("document.querySelectorAll('#members-table tbody tr').length")
+        assert rows == 1 + LISTED
+        assert "suspect" in await text(tab, "#members-table tbody tr:nth-child(2)"), "as the node lists them"
+        await tab.evaluate("document.querySelectorAll('#span button')[3].click()")
+        await tab.until("gossamer.matrix.complete")
+        for _ in range(10):
+            server.step()
+            await tab.until(f"gossamer.rounds.last === {len(server.swarm.rows)}")
+            await tab.drawn()
+        figures = await tab.evaluate("gossamer.frames")
+        for name, value in figures.items():
+            record_property(name, value)
+        print(f"script a frame, 1,024 nodes and {len(server.swarm.rows)} rounds: {figures}")
         quiet(tab, url)

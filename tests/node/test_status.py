@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from pathlib import Path
 
 import pytest
 
+from gossamer.node.daemon.monitoring.members import JUST_DOWN_S, LISTED
 from gossamer.node.daemon.monitoring.status import (
     Likeness,
     compare,
     data_in_words,
     one_line,
     to_json,
+    unlisted,
 )
 from gossamer.protocol import limits
 from gossamer.protocol.membership.members import Health
@@ -33,16 +36,24 @@ def test_others_are_not_told_what_concerns_this_machine_alone() -> None:
     assert theirs["members"][0]["addresses"] == ["192.0.2.1:7700"]
 
 
-async def test_members_that_are_gone_come_last(tmp_path: Path) -> None:
+async def test_of_many_members_those_that_matter_are_listed_and_all_counted(tmp_path: Path) -> None:
     first = founded(tmp_path / "a")
     async with running(first) as daemon:
-        roster = daemon.core.roster
-        for number, health in enumerate((Health.LEFT, Health.DOWN, Health.SUSPECT, Health.ALIVE), 1):
-            row = builders.row(builders.identity(number), name=f"n{number}")
-            roster.update(row, time.monotonic())
-            roster.judge(row.node_id, health, time.monotonic())
-        names = [member.name for member in daemon.monitor.read().members]
-    assert names == ["n3", "n4", "n1", "n2"]
+        roster, now = daemon.core.roster, time.monotonic()
+        healths = (Health.LEFT, Health.DOWN, Health.DOWN, Health.SUSPECT, *[Health.ALIVE] * (LISTED + 10))
+        for number, health in enumerate(healths, 1):
+            row = builders.row(builders.identity(number), name=f"n{number:02}", trains=number > 5)
+            roster.update(row, now)
+            roster.judge(row.node_id, health, now - 2 * JUST_DOWN_S * (number == 2))
+        read = daemon.monitor.read()
+        _, _, page = await get(first, f"/status?members=7&skip={LISTED}")
+        _, _, none = await get(first, "/status?members=0")
+    names = [member.name for member in read.members]
+    assert names[:2] == ["n03", "n04"] and len(names) == LISTED, "just down, or silent"
+    assert read.by_health == {"alive": LISTED + 10, "suspect": 1, "down": 2, "left": 1}
+    assert read.live == sum(read.replicas.values()) == LISTED + 11 and unlisted(page) == LISTED + 7
+    assert not {member["name"] for member in page["members"]} & {*names, "n01", "n02"}, "in turn"
+    assert none["members"] == [] and "by_health" in none
 
 
 @pytest.mark.parametrize(
@@ -54,9 +65,8 @@ async def test_members_that_are_gone_come_last(tmp_path: Path) -> None:
     ],
 )
 def test_one_of_a_kind_is_not_said_to_be_several(links: int, healths: list[str], end: str) -> None:
-    members = [{"health": health} for health in healths]
     status = {"name": "ada", "state": "training", "trains": True, "round": 3, "clock": 4}
-    said = one_line(status | {"members": members, "links": [{}] * links})
+    said = one_line(status | {"by_health": Counter(healths), "links": [{}] * links})
     assert said == f"ada: training, round 3 (swarm 4), {end}"
 
 
@@ -69,7 +79,7 @@ def test_the_averaged_model_comes_first() -> None:
 
 def test_who_does_not_train_is_where_the_swarm_is() -> None:
     status = {"name": "ada", "state": "serving", "trains": False, "round": 0, "clock": 4}
-    said = one_line(status | {"members": [], "links": []})
+    said = one_line(status | {"by_health": {}, "links": []})
     assert said == "ada: serving, round 4, 0 peers alive, 0 links"
 
 

@@ -6,11 +6,12 @@ That a member does not answer, or is down, is logged by the code that finds out 
 
 import logging
 from collections import deque
-from collections.abc import Iterable, Mapping, Set
-from typing import NamedTuple
+from collections.abc import Iterable, Mapping, Sequence, Set
+from math import inf
+from typing import NamedTuple, Protocol
 
-from gossamer.node.daemon.monitoring.status import Likeness, MemberStatus, NodeStatus
-from gossamer.protocol.membership.members import Health, listed
+from gossamer.node.daemon.monitoring.status import Likeness, NodeStatus
+from gossamer.protocol.membership.members import Health, Member, listed
 
 LINES_MAX = 500
 TEXT_MAX = 500
@@ -19,50 +20,62 @@ TEXT_MAX = 500
 log = logging.getLogger("gossamer.node")
 
 
+class Labelled(Protocol):
+    """A member as the roster or a status has it."""
+
+    @property
+    def label(self) -> str: ...
+
+
 class SwarmEvents:
     """Compares each status with the one before."""
 
     def __init__(self) -> None:
-        self._before: Mapping[str, MemberStatus] = {}
+        self._before: Mapping[bytes, tuple[Health, int]] = {}
+        """Health and downs of each member, when they were last compared."""
+        self._due_at = -inf
         self._differing: Set[str] = set()
         self._agreed_round = 0
 
-    def log(self, status: NodeStatus) -> None:
-        """Log what has changed since the last status."""
-        before, self._before = self._before, {member.node_id: member for member in status.members}
-        known = [(member, before[member.node_id]) for member in status.members if member.node_id in before]
-        _log("heard of %s", [m for m in status.members if m.node_id not in before and m.is_live])
-        _log("back again: %s", [now for now, then in known if _is_back(now, then)])
-        _log("left: %s", [now for now, then in known if now.health == Health.LEFT != then.health])
+    def log(self, status: NodeStatus, members: Sequence[Member], wait_s: float) -> None:
+        """Log what has changed since the last status, but who comes and goes only every `wait_s`: in a large
+        swarm somebody always does."""
+        if status.time >= self._due_at:
+            self._due_at = status.time + wait_s
+            before, self._before = self._before, {m.record.node_id: (m.health, m.downs) for m in members}
+            known = [(m, *before[m.record.node_id]) for m in members if m.record.node_id in before]
+            _log("heard of %s", [m for m in members if m.record.node_id not in before and not m.is_gone])
+            _log("back again: %s", [m for m, health, downs in known if _is_back(m, health, downs)])
+            _log("left: %s", [m for m, health, _ in known if m.health is Health.LEFT is not health])
         self._log_replicas(status)
 
     def _log_replicas(self, status: NodeStatus) -> None:
         """Log members whose model differs from ours and, once for each of our snapshots, that all live
         members have the same."""
-        live = [member for member in status.members if member.is_live]
-        differing = [member for member in live if member.replica == Likeness.OTHER]
+        differing = [m for m in status.members if m.is_live and m.replica == Likeness.OTHER]
         new = [member for member in differing if member.node_id not in self._differing]
         self._differing = {member.node_id for member in differing}
         for round_ in sorted({member.replica_round or 0 for member in new}):
             at_once = [member for member in new if member.replica_round == round_]
             _log(f"the model of %s differs from ours at round {round_}", at_once, logging.ERROR)
         newest = status.sealed_round or 0
-        is_shared = all((m.replica, m.replica_round) == (Likeness.SAME, newest) for m in live)
-        if live and is_shared and newest > self._agreed_round:
+        is_shared = status.replicas == {Likeness.SAME: status.live} and set(status.same_at) == {newest}
+        if is_shared and newest > self._agreed_round:
             self._agreed_round = newest
-            log.info("round %d is sealed: all %d replicas are identical", newest, len(live) + 1)
+            log.info("round %d is sealed: all %d replicas are identical", newest, status.live + 1)
 
 
-def _is_back(now: MemberStatus, then: MemberStatus) -> bool:
+def _is_back(member: Member, health: Health, downs: int) -> bool:
     """Whether a member is alive that was gone at the last look, or has been down since.
 
     A member that has lost its network dials again just when it is given up, so it is often down only for a
     moment.
     """
-    return now.health == Health.ALIVE and (not then.is_live or now.downs > then.downs)
+    was_live = health in (Health.ALIVE, Health.SUSPECT)
+    return member.health is Health.ALIVE and (not was_live or member.downs > downs)
 
 
-def _log(sentence: str, members: Iterable[MemberStatus], level: int = logging.INFO) -> None:
+def _log(sentence: str, members: Iterable[Labelled], level: int = logging.INFO) -> None:
     """Log one line for all of them, since anybody may be hundreds of members; nothing if there are none."""
     if names := listed(member.label for member in members):
         log.log(level, sentence, names)

@@ -17,16 +17,14 @@ from typing import Any
 from gossamer.node import __version__
 from gossamer.node.daemon.monitoring.events import LogRing, SwarmEvents
 from gossamer.node.daemon.monitoring.health import HealthChecks
+from gossamer.node.daemon.monitoring.members import LISTED, LISTED_MAX, Members
 from gossamer.node.daemon.monitoring.round_history import RoundHistory, load_rounds, save_rounds
 from gossamer.node.daemon.monitoring.status import (
-    LIVE,
     DataStatus,
     LinkStatus,
-    MemberStatus,
     NodeStatus,
     TrainerStatus,
     Vitals,
-    compare,
     to_json,
 )
 from gossamer.node.daemon.network.links import LinkTable, PeerLink
@@ -39,13 +37,11 @@ from gossamer.node.daemon.storage.disk import Disk
 from gossamer.node.daemon.trainer_port import TrainerPort
 from gossamer.node.home import Home
 from gossamer.node.ipc.messages import JOINING, Report
-from gossamer.protocol.access.acl import Role
 from gossamer.protocol.errors import RefusedError, StorageError
 from gossamer.protocol.manifest import Manifest, PaceSection
-from gossamer.protocol.membership.members import Health, Member
 from gossamer.protocol.merge.contributions import RoundFigures
 from gossamer.protocol.payloads import Layout
-from gossamer.protocol.records import Delta, MemberRecordBody
+from gossamer.protocol.records import Delta
 from gossamer.protocol.replica import Replica
 from gossamer.protocol.sampling import EVERY_ROUND
 
@@ -107,6 +103,7 @@ class Monitor:
         self.health = HealthChecks()
         self.log = LogRing()
         self.events = SwarmEvents()
+        self._members = Members(sources.core, sources.loop)
         self.history = RoundHistory(sources.core)
         self._save_anew = True
         """Whether the history's file is to be replaced by what is known now: it may be damaged."""
@@ -174,7 +171,8 @@ class Monitor:
         self._lags.append(max(0.0, late_s))
         self._latest = status = self.read()
         self.health.check(status, time.monotonic())
-        self.events.log(status)
+        roster = self._sources.core.roster
+        self.events.log(status, roster.members(), roster.delay_s)
         self.history.evaluated(self._sources.port.report)
 
     async def _save(self) -> None:
@@ -221,33 +219,29 @@ class Monitor:
         """The status for other nodes, and what their query asks for besides.
 
         ``digest``: the digests of the merged records, of Phi and of the averaged model. ``up_to``: that of
-        the records merged up to that round.
+        the records merged up to that round. ``members``: how many to list, after the first ``skip``.
         """
         merging = self._sources.loop
         digests = await merging.digest() if query.get("digest") else None
-        status = to_json(self.read(), is_for_others=True)
+        limit = min(_number(query, "members", LISTED), LISTED_MAX)
+        status = to_json(self.read(limit, _number(query, "skip", 0)), is_for_others=True)
         if digests is not None:
             status["merged_digest"], status["phi_digest"] = digests.merged.hex(), digests.phi.hex()
             status["average_digest"], status["average_round"] = digests.average.hex(), digests.average_round
-        up_to = query.get("up_to", "")
-        if up_to.isdecimal() and len(up_to) <= 10:
-            prefix = await merging.prefix_digest(int(up_to))
-            status["prefix"] = {"up_to": int(up_to), "digest": prefix.hex() if prefix else None}
+        up_to = _number(query, "up_to", -1)
+        if up_to >= 0:
+            prefix = await merging.prefix_digest(up_to)
+            status["prefix"] = {"up_to": up_to, "digest": prefix.hex() if prefix else None}
         return status
 
-    def read(self) -> NodeStatus:
-        """The status at this moment."""
+    def read(self, limit: int = LISTED, skip: int = 0) -> NodeStatus:
+        """The status at this moment, with so many of the members after the first `skip`."""
         sources, core, loop = self._sources, self._sources.core, self._sources.loop
         report = sources.port.report
         healthy, reason = self.is_healthy()
         claims = core.sealing.claims
-        members = tuple(
-            self._member(member.record.node_id, member.record.body, member)
-            for member in sorted(
-                core.roster.members(), key=lambda m: (m.is_gone, m.record.body.name, m.record.node_id)
-            )
-        )
-        itself = self._member(core.identity.node_id, core.own_record, None)
+        survey = self._members.survey([link.node_id for link in sources.links.values()])
+        itself = self._members.status(core.identity.node_id, core.own_record, None)
         if report is not None:  # newer than what our record tells others
             itself = replace(
                 itself, tokens=report.tokens, device=report.device, tokens_per_s=report.tokens_per_s
@@ -291,8 +285,12 @@ class Monitor:
             agreement=loop.contributions.agreement,
             data=_data(sources.data) if core.manifest.data.blocks else None,
             itself=itself,
-            members=members,
-            members_accused=sum(member.contributions["verdict"] is not None for member in members),
+            by_health=survey.by_health,
+            replicas=survey.replicas,
+            same_at=survey.same_at,
+            swarm_tokens_per_s=survey.tokens_per_s + itself.tokens_per_s,
+            members=self._members.listed(survey.order[skip : skip + limit]),
+            members_accused=survey.accused,
             links=tuple(map(_link, sources.links.values())),
             bytes_sent=sent + payload_sent,
             bytes_received=received + payload_received,
@@ -309,16 +307,13 @@ class Monitor:
             tasks=len(asyncio.all_tasks()),
             lag_s=max(self._lags),
             disk_free=self._free[0],
-            vitals=self._vitals(),
+            vitals=self._vitals(len(survey.addresses.union(core.info.bootstrap))),
         )
 
-    def _vitals(self) -> Vitals:
+    def _vitals(self, known_addresses: int) -> Vitals:
         """What only the health checks need."""
         sources, core, port = self._sources, self._sources.core, self._sources.port
         has_step_to_do = port.attached and sources.state in STEPPING_STATES
-        # When we are alone, the others are down as we see it. We dial those too, but not members that left.
-        dialled = (member for member in core.roster.members() if member.health is not Health.LEFT)
-        addresses = {address for member in dialled for address in member.record.body.addresses}
         offsets = (link.clock_offset_s for link in sources.links.values())
         refusal = ""
         try:
@@ -330,7 +325,7 @@ class Monitor:
             files_free=self._free[1],
             is_ready=sources.loop.ready,
             has_model=core.sealing.joined,
-            known_addresses=len(addresses.union(core.info.bootstrap)),
+            known_addresses=known_addresses,
             refusal=refusal,
             fetched_bytes=core.fetcher.came,
             missing_is_held=core.fetcher.wants.any_has_holder,
@@ -343,36 +338,11 @@ class Monitor:
             own_void=len(core.ledger.void_rounds(core.identity.node_id)),
         )
 
-    def _member(self, node_id: bytes, body: MemberRecordBody, member: Member | None) -> MemberStatus:
-        """A member or, if there is none, this node."""
-        core = self._sources.core
-        claims = body.claims if member is not None and member.health in LIVE else ()
-        replica, replica_round = compare(core.sealing.claims, claims)
-        may_train = core.acl.role_of(node_id) is Role.TRAIN
-        latest = core.ledger.get(core.ledger.last_record(node_id))
-        took = latest.body.took if latest else 0
-        return MemberStatus(
-            node_id=node_id.hex(),
-            name=body.name,
-            health=member.health if member else Health.ALIVE,
-            trains=body.trains,
-            role="train" if body.trains and may_train else "observe",
-            round=max(body.round, core.ledger.last_round(node_id)),
-            tokens=body.tokens,
-            tokens_per_s=0.0 if member and member.is_gone else body.tokens_per_s,
-            loss=body.loss or None,
-            fresh=round(1 - latest.body.late / took, 3) if latest and took else None,
-            codec=latest.body.codec if latest else None,
-            device=body.device,
-            release=body.version,
-            addresses=tuple(body.addresses),
-            dialled=tuple(prefix.hex() for prefix in body.dialled),
-            heard_s=round(max(0.0, time.monotonic() - member.heard), 1) if member else 0.0,
-            downs=member.downs if member else 0,
-            replica=replica,
-            replica_round=replica_round,
-            contributions=self._sources.loop.contributions.of(node_id)._asdict(),
-        )
+
+def _number(query: Any, name: str, default: int) -> int:
+    """A number in a query; what is none counts as not given."""
+    text = query.get(name, "")
+    return int(text) if text.isascii() and text.isdecimal() and len(text) <= 10 else default
 
 
 def _length(pace: PaceSection) -> str:

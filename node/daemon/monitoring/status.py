@@ -35,7 +35,7 @@ class Metric:
     """The label by which the values of a collection are counted; empty if the field is a number."""
     values: tuple[str, ...] = ()
     of: Callable[[Any], Any] = lambda value: value
-    """The number in a field's value or, with `label`, the label values in it: each is counted."""
+    """The number in a field's value or, with `label`, the label values in it, or how often each is in it."""
 
 
 def metric(name: str, help_: str, **more: Any) -> Any:
@@ -256,14 +256,20 @@ class NodeStatus:
 
     # -- the others
     itself: MemberStatus
-    members: tuple[MemberStatus, ...] = metric(
+    by_health: Mapping[str, int] = metric(
         "members",
         "Other members, by their health as this node sees it.",
         label="health",
         values=tuple(Health),
-        of=lambda members: (member.health for member in members),
     )
-    """By name, with those that are gone last: a day may leave hundreds of them."""
+    replicas: Mapping[str, int]
+    """Other live members by how their replica compares with ours (`Likeness`); "unknown" if it cannot be
+    compared."""
+    same_at: tuple[int, int]
+    """The oldest and the newest round at which replicas are the same; 0 if none are."""
+    swarm_tokens_per_s: float = metric("swarm_tokens_per_second", "Speed of all live trainers together.")
+    members: tuple[MemberStatus, ...]
+    """Some of the others, those first that matter most (`members.Rank`): see `members.LISTED`."""
     members_accused: int = metric("members_accused", "Members whose deltas are usually bad.")
     links: tuple[LinkStatus, ...] = metric(
         "links",
@@ -303,7 +309,7 @@ class NodeStatus:
     @property
     def live(self) -> int:
         """Other members believed to be up."""
-        return sum(member.is_live for member in self.members)
+        return sum(self.by_health.get(health, 0) for health in LIVE)
 
 
 # --- JSON
@@ -348,13 +354,18 @@ def one_line(status: Mapping[str, Any]) -> str:
     loss = f", loss {trainer['loss']:.3f}" if trainer.get("loss") else ""
     if held_out := both_losses(trainer.get("val_loss_average"), trainer.get("val_loss")):
         loss += f", held-out {held_out}"
-    live = sum(member["health"] == "alive" for member in status["members"])
+    live = int(status["by_health"].get("alive", 0))
     links = len(status["links"])
     reach = f"{live} peer{'s' * (live != 1)} alive, {links} link{'s' * (links != 1)}"
     name = status["name"] or status["node_id"][:8]
     # A node that does not train publishes nothing, and its own round would stay 0 for ever.
     at = f"{status['round']} (swarm {status['clock']})" if status["trains"] else f"{status['clock']}"
     return f"{name}: {status['state']}, round {at}{loss}, {reach}"
+
+
+def unlisted(status: Mapping[str, Any]) -> int:
+    """How many members are not in a status, as JSON has it, one by one."""
+    return max(0, sum(map(int, status["by_health"].values())) - len(status["members"]))
 
 
 def data_in_words(data: Mapping[str, Any]) -> str:

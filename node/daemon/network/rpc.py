@@ -38,6 +38,7 @@ from gossamer.protocol.identity import Identity, short
 from gossamer.protocol.limits import (
     CREDENTIAL_BYTES_MAX,
     MANIFEST_BYTES_MAX,
+    ROUND_MAX,
     STRANGER_TIMEOUT_S,
     TEXT_BYTES_MAX,
 )
@@ -295,14 +296,17 @@ async def fetch_status(
     *,
     digest: bool = False,
     up_to: int | None = None,
+    skip: int | None = None,
     plaintext: bool = False,
     asker: Asker | None = None,
 ) -> dict[str, Any]:
-    """Ask a node for its status, optionally with digests of all that is merged, and of that up to a round.
+    """Ask a node for its status, optionally with digests of all that is merged, and of that up to a round;
+    with as many members as one answer holds after the first `skip`, or with those that matter most.
 
     Raises UnreachableError or ConfigError.
     """
     query = (["digest=1"] if digest else []) + ([f"up_to={up_to}"] if up_to is not None else [])
+    query += [f"members={ROUND_MAX}", f"skip={skip}"] if skip is not None else []
     path = "status" + ("?" + "&".join(query) if query else "")
     contact = parse_contact(address)
     answer = await request(contact, path, STATUS_BYTES_MAX, plaintext=plaintext, asker=asker)

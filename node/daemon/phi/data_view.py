@@ -15,7 +15,11 @@ from gossamer.protocol.replica import Replica
 from gossamer.protocol.sampling import EVERY_ROUND
 
 LOOK_S = 0.5
-"""How often to look: with 256 members it takes some 10 ms."""
+"""How often to look."""
+
+REST = 100
+"""Then it rests for so many times as long as it took: with 256 members in each round that is some 10 ms, of
+the event loop's time."""
 
 LAG = 2
 """Rounds in which a claim gets around, beside those until all fragments are published."""
@@ -65,7 +69,7 @@ class DataView:
         # While a round is being closed, its records are neither here nor in the base.
         if not self._is_due or now < self._due_at or base.round < core.ledger.floor:
             return False
-        self._is_due, self._due_at = False, now + LOOK_S
+        self._is_due = False
         cap, ledger = core.manifest.outer.weight_cap, core.ledger
         lag = len(core.layout.fragments) * core.turn // EVERY_ROUND + LAG
         rounds = [round_ for round_ in ledger.rounds() if round_ > base.round]
@@ -79,4 +83,5 @@ class DataView:
         self.claims = claims.as_of(max(newest, default=upto), upto, newest, cap)
         recent = (delta for round_ in rounds[-lag:] for delta in ledger.valid(round_))
         before, self._taken = self._taken, taken(self.claims, recent, core.identity.node_id).pack()
+        self._due_at = now + LOOK_S + REST * (time.monotonic() - now)
         return self._taken != before

@@ -42,7 +42,7 @@ class Header {
     const at = state.trains ? [whole(heard(state.round)), `swarm at ${whole(heard(state.clock))}`] : [whole(heard(state.clock)), "of the swarm"];
     this.#set("round", "Round", at[0], at[1] + behind);
     this.#set("tokens", "Tokens", amount(state.swarm_tokens), state.data ? dataInWords(state.data) : ownTokens(state), "", state.data ? ownTokens(state) : "");
-    this.#set("speed", "Tokens per second", amount(swarmSpeed(state)), state.trains ? speedInWords(trainer) : "of the whole swarm");
+    this.#set("speed", "Tokens per second", amount(state.swarm_tokens_per_s), state.trains ? speedInWords(trainer) : "of the whole swarm");
     const newest = rounds.newestRound;
     const own = known(trainer.loss);
     this.#set("loss", own ? "Loss" : "Loss of the swarm", lossText(own ? trainer.loss : newest?.loss),
@@ -53,20 +53,19 @@ class Header {
   }
 
   /** Ours is one of the replicas: with three others that are the same, four are identical. */
-  #replicas({ replicas, sealed_round, members, state }) {
-    const others = members.filter((m) => !m.self && isLive(m));
-    if (!replicas.of) {
-      const why = state === "joining" ? "not known until it has joined" : others.length ? "nothing to compare yet" : "nobody to compare with";
+  #replicas({ replicas, same_at, sealed_round, sealed_digest, state }) {
+    const { same = 0, other = 0, records = 0, unknown = 0 } = replicas;
+    const others = same + other + records + unknown;
+    if (unknown === others) {
+      const why = state === "joining" ? "not known until it has joined" : others ? "nothing to compare yet" : "nobody to compare with";
       return this.#set("replicas", "Replicas", UNKNOWN, why + (sealed_round ? `, last sealed round ${whole(sealed_round)}` : ""));
     }
-    const by = (likeness) => others.filter((m) => m.replica === likeness).length;
-    const [differ, apart, unknown] = [by("other"), by("records"), by(null)];
-    const notes = [`identical ${atRounds(replicas.rounds)}`];
-    if (differ) notes.push(plural(differ, "differs", "differ"));
-    if (apart) notes.push(`${whole(apart)} with other records`);
+    const notes = same ? [`identical ${atRounds(same_at)}`] : [];
+    if (other) notes.push(plural(other, "differs", "differ"));
+    if (records) notes.push(`${whole(records)} with other records`);
     if (unknown) notes.push(`${whole(unknown)} not known yet`);
-    this.#set("replicas", "Replicas", `${whole(1 + by("same"))} of ${whole(1 + others.length)}`, notes.join(", "),
-      differ ? "bad" : apart || unknown ? "" : "good", known(replicas.digest) ? `digest ${replicas.digest}` : "");
+    this.#set("replicas", "Replicas", `${whole(1 + same)} of ${whole(1 + others)}`, notes.join(", "),
+      other ? "bad" : records || unknown ? "" : "good", known(sealed_digest) ? `digest ${sealed_digest}` : "");
   }
 
   #progress(state) {
@@ -118,9 +117,10 @@ class Header {
 }
 
 function swarmInWords(state) {
-  const by = (health) => state.members.filter((m) => m.health === health).length;
-  const parts = [`${whole(by("alive"))} of ${plural(state.members.length, "member")} alive`];
+  const by = (health) => state.by_health[health] ?? 0;
+  const parts = [`${whole(1 + by("alive"))} of ${plural(state.known, "member")} alive`];
   for (const health of ["suspect", "down", "left"]) if (by(health)) parts.push(`${by(health)} ${health}`);
+  if (state.known > state.members.length) parts.push(`${whole(state.members.length)} shown`);
   parts.push(`${plural(state.edges.length, "known link")}`);
   return parts.join(", ");
 }
@@ -140,8 +140,6 @@ function ownTokens({ trains, trainer }) {
 function bothLosses({ val_loss, val_loss_average }) {
   return (known(val_loss_average) ? `${lossText(val_loss_average)} averaged, ` : "") + `${lossText(val_loss)} live`;
 }
-
-const swarmSpeed = ({ members }) => members.filter((m) => m.trains && isLive(m)).reduce((sum, m) => sum + m.tokens_per_s, 0);
 
 /** How others come to a node that is alone, and the command for it, which there is once it has an address. */
 function joiningInWords({ state, addresses, model, swarm_id }) {

@@ -22,9 +22,10 @@ function showState() {
   threads.update(state);
   inspector.show(state, focus);
   matrix.update(state);
-  members.update([...state.members].sort((a, b) => isLive(b) - isLive(a) || memberOrder(a, b))); // those that are gone last
+  members.update(state.members); // those that matter most first
   links.update(state.links);
-  setText(byId("members-summary"), plural(state.members.length, "member") + (state.model.admission === "open" ? ", open to anybody" : state.model.admission === "invited" ? ", by invitation" : ""));
+  const listed = state.known > state.members.length ? `, of which these ${whole(state.members.length)} matter most` : "";
+  setText(byId("members-summary"), plural(state.known, "member") + listed + (state.model.admission === "open" ? ", open to anybody" : state.model.admission === "invited" ? ", by invitation" : ""));
   setHidden(byId("links-table"), !state.links.length);
   setText(byId("links-summary"), state.links.length ? plural(state.links.length, "link") : "none: this node is not connected to any other");
   showAlone(state);

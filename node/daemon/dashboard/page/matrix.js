@@ -29,7 +29,8 @@ class Matrix extends Strip {
 
   update(state) {
     const members = [...state.members].sort(memberOrder).filter((m) => m.trains || this.timeline.rounds.indexOf.has(m.id));
-    const gone = [...this.timeline.rounds.indexOf.keys()].filter((id) => !state.members.some((m) => m.id === id));
+    const shown = new Set(state.members.map((m) => m.id));
+    const gone = [...this.timeline.rounds.indexOf.keys()].filter((id) => !shown.has(id)); // or not listed
     const order = [...members.map((m) => m.id), ...gone];
     const names = new Map(members.map((m) => [m.id, nameOf(m)]));
     const rowOf = new Map(order.map((id, row) => [id, row]));

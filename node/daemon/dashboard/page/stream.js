@@ -13,13 +13,8 @@ function stateOf(status, before) {
   const members = [byId(status.itself, true), ...status.members.map((member) => byId(member, false))];
   const seconds = before ? status.time - before.time : 0;
   const links = status.links.map((link) => withRates(byId(link), before?.links.find(({ id }) => id === link.node_id), seconds));
-  const compared = members.filter((m) => !m.self && isLive(m) && m.replica);
-  const rounds = compared.map((m) => m.replica_round);
-  const replicas = {
-    of: compared.length, same: compared.filter((m) => m.replica === "same").length,
-    rounds: compared.length ? [Math.min(...rounds), Math.max(...rounds)] : null, digest: status.sealed_digest,
-  };
-  return { ...status, members, links, replicas, edges: edgesOf(members, links), trainer: status.trainer ?? {} };
+  const known = 1 + Object.values(status.by_health).reduce((sum, count) => sum + count, 0); // members listed or not
+  return { ...status, members, known, links, edges: edgesOf(members, links), trainer: status.trainer ?? {} };
 }
 
 function withRates(link, before, seconds) {
