@@ -4,6 +4,7 @@ PYTHON      ?= python3
 VENV        := .venv
 BIN         := $(VENV)/bin
 STAMP       := $(VENV)/.installed
+PEERS       := $(VENV)/peers
 CONSTRAINTS ?= -c constraints.txt
 PIP_ARGS    ?=
 ARGS        ?=
@@ -54,6 +55,9 @@ fuzz: $(STAMP) ## hostile bytes for everything that reads any; INPUTS=1000000 fo
 bench: $(STAMP) ## the benchmarks
 	@$(BIN)/python -m benchmarks $(ARGS)
 
+peers: $(STAMP) $(PEERS)/.installed ## Gossamer beside hivemind, torchft and DDP themselves, in under an hour
+	@$(BIN)/python -m benchmarks peers $(ARGS)
+
 size: ## lines and modules a package, words a document
 	@$(PYTHON) -m tests.tools.size
 
@@ -68,6 +72,14 @@ $(STAMP): pyproject.toml constraints.txt
 	@test -x $(BIN)/pip || $(PYTHON) -m venv $(VENV)
 	@$(BIN)/python -m pip install $(CONSTRAINTS) $(PIP_ARGS) -e '.[dev]' >$(VENV)/install.log 2>&1 || { \
 	  cat $(VENV)/install.log >&2; echo "the installation failed, see above" >&2; exit 1; }
+	@touch $@
+
+# An environment of its own for the others of `make peers`: no part of the project needs it.
+$(PEERS)/.installed: benchmarks/peers/requirements.txt
+	@echo "installing hivemind and torchft into $(PEERS)"
+	@$(PYTHON) -m venv $(PEERS)
+	@$(PEERS)/bin/python -m pip install $(PIP_ARGS) -r $< >$(PEERS)/install.log 2>&1 || { \
+	  cat $(PEERS)/install.log >&2; echo "the installation failed, see above" >&2; exit 1; }
 	@touch $@
 
 # The packages under their installed names, for mypy, which does not follow an editable install.

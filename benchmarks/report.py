@@ -1,6 +1,6 @@
-"""The generated parts of docs/benchmarks.md, made from the figures recorded in docs/benchmarks/.
+"""The generated parts of docs/benchmarks.md and of the pages beside the figures, made from what is recorded.
 
-No measured value in them is typed by hand. The page's own sentences stand around blocks
+No measured value in them is typed by hand. A page's own sentences stand around blocks
 ``<!-- figures: NAME -->`` ... ``<!-- end -->``, and `write` fills each block anew: a benchmark's tables and
 plots, the table of all `goals`, and the list of `machines`.
 """
@@ -33,17 +33,24 @@ def recorded(name: str, docs: Path = DOCS) -> dict[str, Any] | None:
 
 
 def write(docs: Path = DOCS) -> list[str]:
-    """Draw all plots and fill the blocks of docs/benchmarks.md; returns what it lacks, in words."""
+    """Draw all plots and fill the blocks of all pages; returns what they lack, in words."""
     for benchmark, figures in _measured(docs):
         module = benchmark.load()
         if hasattr(module, "plot"):
             module.plot(figures, docs / "benchmarks")
-    (docs / "benchmarks.md").write_text(compose(docs), "utf-8")
+    for page in pages(docs):
+        page.write_text(compose(page), "utf-8")
     return list(_lacking(docs))
 
 
-def compose(docs: Path = DOCS) -> str:
-    """The whole document: its own text, with every block filled from what is recorded."""
+def pages(docs: Path = DOCS) -> list[Path]:
+    """docs/benchmarks.md, and those beside the figures."""
+    return [docs / "benchmarks.md", *sorted((docs / "benchmarks").glob("*.md"))]
+
+
+def compose(page: Path) -> str:
+    """A whole page: its own text, with every block filled from what is recorded."""
+    docs = page.parent if page.name == "benchmarks.md" else page.parents[1]
     known = {benchmark.name: benchmark for benchmark in RECORDED}
 
     def fill(block: re.Match[str]) -> str:
@@ -54,10 +61,10 @@ def compose(docs: Path = DOCS) -> str:
             case "machines":
                 inside = _machines(docs)
             case _:
-                inside = _figures(known[name], docs)
+                inside = _figures(known[name], docs, page)
         return f"<!-- figures: {name} -->\n\n{inside.strip()}\n\n<!-- end -->"
 
-    return BLOCK.sub(fill, (docs / "benchmarks.md").read_text("utf-8"))
+    return BLOCK.sub(fill, page.read_text("utf-8"))
 
 
 def _measured(docs: Path) -> Iterator[tuple[Benchmark, Any]]:
@@ -70,12 +77,12 @@ def _measured(docs: Path) -> Iterator[tuple[Benchmark, Any]]:
 
 def _lacking(docs: Path) -> Iterator[str]:
     """Benchmarks that were never recorded or have no block, and goals missed without a reason."""
-    shown = {block[1] for block in BLOCK.finditer((docs / "benchmarks.md").read_text("utf-8"))}
+    shown = {block[1] for page in pages(docs) for block in BLOCK.finditer(page.read_text("utf-8"))}
     for benchmark in RECORDED:
         if recorded(benchmark.name, docs) is None:
             yield f"{benchmark.name}: not measured yet (python -m benchmarks {benchmark.name} --record)"
         if benchmark.name not in shown:
-            yield f"{benchmark.name}: docs/benchmarks.md has no block for it"
+            yield f"{benchmark.name}: no page has a block for it"
     for benchmark, figures in _measured(docs):
         for goal in getattr(benchmark.load(), "GOALS", ()):
             if not goal.is_met(figures) and not goal.reason:
@@ -115,7 +122,7 @@ def _goals(docs: Path) -> str:
     return "\n".join(lines) + "\n\n" + why
 
 
-def _figures(benchmark: Benchmark, docs: Path) -> str:
+def _figures(benchmark: Benchmark, docs: Path, page: Path) -> str:
     """A benchmark's command, tables and plots."""
     found = recorded(benchmark.name, docs)
     command = f"`python -m benchmarks {benchmark.name}`"
@@ -126,6 +133,7 @@ def _figures(benchmark: Benchmark, docs: Path) -> str:
     plots = sorted({*(docs / "benchmarks").glob(f"{benchmark.name}.svg")}) + sorted(
         (docs / "benchmarks").glob(f"{benchmark.name}-*.svg")
     )
-    images = [f"![{path.stem.replace('-', ' ')}](benchmarks/{path.name})" for path in plots]
-    repeat = f"{command}, about {benchmark.minutes:g} min; [figures](benchmarks/{benchmark.name}.json)."
+    to = "benchmarks/" if page.parent == docs else ""
+    images = [f"![{path.stem.replace('-', ' ')}]({to}{path.name})" for path in plots]
+    repeat = f"{command}, about {benchmark.minutes:g} min; [figures]({to}{benchmark.name}.json)."
     return "\n\n".join(part.strip() for part in (*images, *tables, repeat))

@@ -17,6 +17,7 @@ SLOW = {
     "lines",
     "members",
     "parameters",
+    "peers",
     "spread",
     "waiting",
 }

@@ -18,6 +18,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 NET = "10.77.0"
@@ -155,15 +156,45 @@ class Hosts:
     def plug_in(self, n: int) -> None:
         self.on_bridge(f"ip link set v{n} up")
 
+    def move(self, n: int, bridge: str) -> None:
+        """Plug a host into another bridge, a new one if there is none of that name: hosts on two bridges are
+        two halves of a network. All begin on br0."""
+        self.on_bridge(f"ip link show {bridge} >/dev/null 2>&1 || ip link add {bridge} up type bridge")
+        self.on_bridge(f"ip link set v{n} master {bridge}")
+
+    def sent(self, n: int) -> int:
+        """Bytes that a host has sent over its cable so far."""
+        lines = Path(f"/proc/{self._hosts[n - 1].pid}/net/dev").read_text().splitlines()
+        (found,) = (line.split()[9] for line in lines if line.split()[0] == f"e{n}:")
+        return int(found)
+
+    def pids(self, n: int) -> list[int]:
+        """The processes on a host, however they came there."""
+        space = os.stat(f"/proc/{self._hosts[n - 1].pid}/ns/net").st_ino
+        found = []
+        for path in Path("/proc").glob("[0-9]*"):
+            with suppress(OSError):  # it ends meanwhile
+                pid = int(path.name)
+                if (path / "ns/net").stat().st_ino == space and os.getpgid(pid) != os.getpgrp():
+                    found.append(pid)
+        return found
+
     def start(
         self, n: int, module: str, *args: str, log: Path, env: Mapping[str, str] | None = None
     ) -> subprocess.Popen[bytes]:
         """Run ``python -m module args`` on a host, with extra environment variables."""
-        with open(log, "ab") as stderr:
+        return self.launch(n, [sys.executable, "-m", module, *args], log=log, env=env)
+
+    def launch(
+        self, n: int, command: Sequence[str], *, log: Path, env: Mapping[str, str] | None = None
+    ) -> subprocess.Popen[bytes]:
+        """Run a program on a host, with extra environment variables."""
+        with open(log, "ab") as output:
             process = subprocess.Popen(
-                [*self.on(n), sys.executable, "-m", module, *args],
+                [*self.on(n), *command],
                 stdin=subprocess.DEVNULL,
-                stderr=stderr,
+                stdout=output,
+                stderr=output,
                 env={**_env(), **(env or {})},
                 start_new_session=True,  # so that Linux gives each host a share of the cores of its own
             )
