@@ -114,9 +114,9 @@ class Run:
         first = range(cell.workers - (cell.fault == "join"))
         if self._cell.contender == "gossamer":
             self._init()
-        asked = time.monotonic()
         if self._contender.has_coordinator:
             self._start_coordinator()
+        asked = time.monotonic()
         for rank in first:
             self._start(rank)
         for rank in first:
@@ -169,7 +169,8 @@ class Run:
                 ]
                 command += ["--listen", f"{address}:7700", "--admin", "off"]
         self._coordinator = self._hosts.launch(n, [str(word) for word in command], log=log, env=self._env(n))
-        pattern = {"hivemind_local": r"/ip4/10\S+/p2p/\w+"}.get(self._contender.script, ".")
+        patterns = {"hivemind_local": r"/ip4/10\S+/p2p/\w+", "gossamer_attach": "listens on"}
+        pattern = patterns.get(self._contender.script, ".")
         while not (met := re.search(pattern, log.read_text())):
             if self._coordinator.poll() is not None:
                 raise TimeoutError(f"the coordinator ended: {log.read_text()[-1000:]}")
