@@ -22,6 +22,9 @@ JOB = replace(
 )
 """The task that `make swarm` trains."""
 
+CROWD = Scale(workers=128, windows=32, steps=5, context=32, batch_size=2, points=8)
+"""As many tokens as 16 workers make in windows eight times as many."""
+
 MIXTURE = ExpertsScale(windows=30, steps=10, batch_size=2, eval_windows=128, points=3)
 
 STEADY = replace(FULL, points=10)
@@ -49,6 +52,7 @@ MUON_DECAY = "4 workers, windows of 20 steps, Muon and a learning rate that fall
 STEADY_ADAMW = "Averaged at a constant learning rate, windows of 5 unless named: AdamW"
 STEADY_MUON = "Averaged at a constant learning rate, windows of 5 unless named: Muon for the matrices"
 EXPERTS = "A mixture of experts: 4 workers, windows of 10 steps"
+TURNS = "128 workers, windows of 5 steps"
 MAIN = "The job of `make swarm`, simulated"
 PRECISION = "The same in float32 and with bfloat16 products"
 TRIED = "Tried with one seed: int4, outer learning rate / momentum"
@@ -56,7 +60,7 @@ TRIED_MUON = "Tried with one seed: Muon in windows of 30, outer learning rate / 
 TRIED_SHORT = "Tried with one seed: rivals after 25 windows, outer learning rate / momentum"
 TRIED_TOPK = "Tried with one seed: top-k in windows of 30, outer learning rate / decay of the residual"
 AVERAGED = (STEADY_ADAMW, STEADY_MUON)
-COMPARED = (CALM, WEATHER, THIRTY, DECAY, MUON, MUON_DECAY, EXPERTS)
+COMPARED = (CALM, WEATHER, THIRTY, DECAY, MUON, MUON_DECAY, EXPERTS, TURNS)
 REAL = "Gossamer, int4 in one fragment, simulated and for real"
 
 DATA_PARALLEL = "data-parallel AdamW"
@@ -125,7 +129,7 @@ def cases(*, quick: bool) -> list[Case]:
     compared += [*_with_muon_decaying(), *_steady()]
     if quick:
         return [replace(case, scale=QUICK, seeds=(0,)) for case in compared]
-    return [*compared, *_experts(), *_main_job(), *_precision(), *_real(), *_tried()]
+    return [*compared, *_experts(), *_turns(), *_main_job(), *_precision(), *_real(), *_tried()]
 
 
 def _calm() -> Iterator[Case]:
@@ -264,6 +268,18 @@ def _experts() -> Iterator[Case]:
     yield Case(label=f"{INT4}, rda, 1.0 / 0", method="gossamer", settings=usual, **one)
     yield Case(label=SHORT_INT4, method="gossamer", settings={**usual, "averaging": "mean"}, **one)
     yield Case(label=ALONE, method="alone", **one)
+
+
+def _turns() -> Iterator[Case]:
+    """Sortition beside what it costs and what it saves; the last row sends as many bytes as with it."""
+    one: dict[str, Any] = {"group": TURNS, "method": "gossamer"}
+    usual = plain("int4", "mean", 1.0) | {"contributors": 0}
+    long = replace(CROWD, windows=CROWD.windows // 8, steps=8 * CROWD.steps)
+    yield Case(label="all contribute to a round", settings=usual, scale=CROWD, **one)
+    yield Case(label="16 of them do", settings=usual | {"contributors": 16}, scale=CROWD, **one)
+    yield Case(label="all, windows of 40", settings=usual, scale=long, **one)
+    few = replace(CROWD, workers=16, windows=8 * CROWD.windows)
+    yield Case(label="16 workers, 8 times as many steps", settings=usual, scale=few, **one)
 
 
 def _main_job() -> Iterator[Case]:

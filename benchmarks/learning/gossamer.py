@@ -218,6 +218,7 @@ def genesis(
     fragments: int = 1,
     averaging: str = "rda",
     outer: dict[str, float] | None = None,
+    contributors: int = 64,
 ) -> tuple[Manifest, Ints]:
     """A swarm's manifest and Phi_0; `outer` has the settings that differ from those of new manifests."""
     settings: dict[str, Any] = {"codec": codec, "every_steps": world.scale.steps, "fragments": fragments}
@@ -235,7 +236,8 @@ def genesis(
         model = world.task.build_model(world.seed)
         manifest = manifests.describe(model, name="learning", averaging=averaging, **settings)
         phi = parameters(model, manifest.plan())
-    return retuned(manifest, outer or {}), phi
+    pace = manifest.pace.model_copy(update={"contributors": contributors})
+    return retuned(manifest.model_copy(update={"pace": pace}), outer or {}), phi
 
 
 def found(world: World, *, weather: dict[str, Any] | None = None, **settings: Any) -> Swarm:

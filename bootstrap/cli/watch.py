@@ -41,6 +41,7 @@ def status(
             one_line(found),
             *([data_in_words(found["data"])] if found["data"] else []),
             *([f"windows of {found['window']} steps {found['window_why']}"] if found["window"] else []),
+            *([f"a member contributes to one round in {found['turn']:.1f}"] if found["turn"] > 1 else []),
             *([f"publishes in {found['codec']}: {found['codec_why']}"] if found["codec_why"] else []),
             *(
                 f"  {member['name'] or member['node_id'][:8]}: {member['health']}, round {member['round']}"

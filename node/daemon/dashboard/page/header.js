@@ -22,7 +22,7 @@ class Header {
     setText(byId("swarm"), state.swarm || shortId(state.swarm_id));
     setText(byId("subtitle"), [
       model.task, `${amount(model.parameters)} parameters`, plural(model.fragments, "fragment"), model.codec,
-      model.averaging.join(", "), state.window ? `windows of ${plural(state.window, "step")}` : `a delta every ${model.pace}`, model.admission === "invited" ? "invited members only" : "",
+      model.averaging.join(", "), state.window ? `windows of ${plural(state.window, "step")}` : `a delta every ${model.pace}`, state.turn > 1 ? `members in one round of ${state.turn.toFixed(1)}` : "", model.admission === "invited" ? "invited members only" : "",
     ].filter(Boolean).join(" · "));
     setAttribute(byId("subtitle"), "title", state.window_why ? `windows of ${plural(state.window, "step")} ${state.window_why}` : null);
     const chip = byId("state");
