@@ -46,7 +46,8 @@ class Joining:
             return None
         self._heard_since = min(self._heard_since, now)
         waited = now - self._heard_since
-        if waited < limits.ROSTER_PATIENCE_S:
+        # The manifest proves Phi_0. So while nobody claims more, there is nobody to listen to for longer.
+        if waited < limits.ROSTER_PATIENCE_S and any(peer.claims[0].round for peer in peers):
             return None
         best = self.best(peers, patient=waited < limits.NAMED_PATIENCE_S)
         if best is None and now - self._reminded_at >= REMIND_S:

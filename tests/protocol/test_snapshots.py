@@ -23,10 +23,15 @@ def test_a_joiner_hears_the_roster_before_it_decides():
     sealing = sealing_of(is_first=False)
     assert drive(sealing, 0.0, 60) == []
     assert drive(sealing, 60.0, 10, others=[(), ()]) == []  # others who have not joined themselves
+    assert drive(sealing, 71.0, 0, others=[(claim(8),)]) == [Prefetch(claim(8))]
+    late = drive(sealing, 71.5, limits.ROSTER_PATIENCE_S, others=[(claim(8),)] * 4)
+    assert kinds(late, Adopt) == [Adopt(claim(8))]
+
+
+def test_where_nobody_claims_more_than_the_manifest_proves_a_joiner_begins_at_once():
     genesis = genesis_claim(MANIFEST.genesis.root)
-    assert drive(sealing, 71.0, 0, others=[(genesis,)]) == [Prefetch(genesis)]
-    late = drive(sealing, 71.5, limits.ROSTER_PATIENCE_S, others=[(genesis,)] * 4)
-    assert kinds(late, Adopt) == [Adopt(genesis)]
+    assert drive(sealing_of(is_first=False), 0.0, 0, others=[(genesis,)] * 2) == [Adopt(genesis)]
+    assert drive(sealing_of(is_first=False), 0.0, 0, others=[(genesis,), (claim(8),)]) == []
 
 
 def test_a_joiner_fetches_what_it_would_start_from_while_it_listens():
