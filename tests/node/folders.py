@@ -115,7 +115,8 @@ def sealed(state: PhiState, round_: int, before: Claim, chunks: ChunkStore) -> b
         phi, rounds = state.prefix(fragment, round_)
         sums = state.sums(fragment, round_, phi, rounds)
         writer.add(fragment, phi, sums)
-    return writer.finish(round_)
+    merged = {number: deltas for number, deltas in state._merged.items() if number <= round_}
+    return writer.finish(round_, state.base.folds_with(round_, merged, state._manifest))
 
 
 def some_deltas(rng: np.random.Generator, manifest: Manifest, rounds: int) -> list[tuple[Delta, bytes]]:

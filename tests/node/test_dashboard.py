@@ -57,6 +57,7 @@ async def test_the_state_of_two_nodes_that_train(tmp_path: Path) -> None:
             training(second) as at_b,
         ):
             await until(lambda: b.phi.loop.ready and len(a.network.links) == 1)
+            await until(lambda: min(node.core.clock_to_publish_by for node in (a, b)) >= 0)
             at_a.send(report())
             await publish(first, at_a, 1)
             await publish(second, at_b, 1, loss=4.0)
