@@ -338,6 +338,8 @@ class Fetcher:
             if not free:
                 break
             if key in without:
+                if self.requests.is_full(of_guesses=True):
+                    continue
                 self.wants.put_last([key])  # the others have their turns, too
             want = self.wants.get(key)
             if want is None or now < want.since + limits.FETCH_RETRY_S:

@@ -618,6 +618,22 @@ def test_payloads_that_somebody_has_do_not_keep_those_away_that_nobody_speaks_of
     assert key_of(0) in net.fetched
 
 
+def test_a_payload_that_nobody_brings_leaves_guesses_to_others():
+    """Its chunks are enough for all the guesses that there may be, again and again."""
+    net = Net(links=dict.fromkeys(range(1, 15), True))
+    net.want(1, *range(40))
+    net.pass_time()
+    net.want(2, 100)
+    while net.now < 10.0 and not net.fetched:
+        net.pass_time()
+        for _, blob in net.plan():
+            if blob == blob_of(100):
+                net.arrive(blob)
+            else:
+                net.fail(blob)
+    assert net.fetched == [key_of(2)]
+
+
 def test_who_was_guessed_rightly_is_asked_for_the_rest():
     net = Net(links={1: True, 2: True, 3: True})
     net.want(1, *range(100))
