@@ -290,6 +290,8 @@ GOALS = (
         what="a record is on all of 1,024 nodes, of the time with 64",
         measured=lambda rows: _ratio(rows, "spread_s"),
         at_most=3.0,
+        reason="pushes pass a few nodes by, which find the record when they next compare ledgers with a peer,"
+        " every 10 s or so. Among 64 nodes there may be none of these, among 1,024 there always are",
     ),
 )
 
