@@ -198,13 +198,14 @@ def who_comes_back_keeps_its_say() -> list[Patch]:
 @_mutant("stuck", "no round since .*, though nothing is wrong", minutes=10.0)
 def who_is_behind_takes_all_back() -> list[Patch]:
     """What returning nodes had published before counts for nothing."""
-    original = clock.SwarmClock._rounds_of_others
+    original = clock.SwarmClock._latest_of_others
+    Latest = list[tuple[int, bytes]]
 
-    def rounds(self: clock.SwarmClock, now: float) -> tuple[list[int], list[int]]:
+    def latest(self: clock.SwarmClock, now: float) -> tuple[Latest, Latest]:
         known, said = original(self, now)
-        return [*said, *[0] * (len(known) - len(said))], said
+        return [*said, *[(0, b"")] * (len(known) - len(said))], said
 
-    return [(clock.SwarmClock, "_rounds_of_others", rounds)]
+    return [(clock.SwarmClock, "_latest_of_others", latest)]
 
 
 @_mutant("nights", "the swarm has lost it", nodes=4, minutes=8.0)
