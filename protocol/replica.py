@@ -532,7 +532,8 @@ class Replica:
         for link in self.access.met_strangers():
             self.anti_entropy.open_exchange(link)
             self.outbox.send(link, self.presence.summary(answer=False))
-        if self.acl.role_of(grant.node_id) is grant.role:
+        is_news = self.caught_up and not self.roster.delay_s  # not what a joiner is told, nor one of hundreds
+        if is_news and self.acl.role_of(grant.node_id) is grant.role:
             text = f"{self.roster.label(grant.node_id)} may {grant.role.name.lower()} in this swarm"
             self.outbox.append(Notice(text))
         # else the node was revoked, or may do more already: what members hear first varies

@@ -11,6 +11,7 @@ gossip, dialling and displays, and never gates training.
 """
 
 from dataclasses import dataclass
+from math import inf
 from typing import NamedTuple
 
 from gossamer.protocol import limits
@@ -64,6 +65,9 @@ class Swim:
         self._vouching: dict[int, _Vouch] = {}
         self._numbers = 0
         self._next_probe = 0.0
+        self._down: list[str] = []
+        """Members found to be down of which our log is to tell. In a large swarm they are gathered."""
+        self._told_at = -inf
         self.local_health = 0
         """0 when we are on time. Grows up to LOCAL_HEALTH_MAX - 1 as we find ourselves slow."""
 
@@ -241,7 +245,6 @@ class Swim:
                 self._outbox.send(link, rumour)
 
     def _judge_silence(self, now: float) -> None:
-        down: list[Member] = []
         silence = limits.SILENCE_SUSPECT_S + SILENT_INTERVALS * self._roster.delay_s
         silent_since = now - self._patience(silence)
         suspected_since = now - self._patience(limits.SUSPICION_TIMEOUT_S)
@@ -251,7 +254,8 @@ class Swim:
                     self._suspect(member.record.node_id, now)
             elif member.since < suspected_since:
                 self._roster.judge(member.record.node_id, Health.DOWN, now)
-                down.append(member)
-        if down:
-            are = "is" if len(down) == 1 else "are"
-            self._outbox.append(Notice(f"{listed(member.label for member in down)} {are} down"))
+                self._down.append(member.label)
+        if self._down and now >= self._told_at + self._roster.delay_s:
+            are = "is" if len(self._down) == 1 else "are"
+            self._outbox.append(Notice(f"{listed(self._down)} {are} down"))
+            self._down, self._told_at = [], now
