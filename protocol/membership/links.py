@@ -13,7 +13,7 @@ lets a newcomer in now and then: one of its later inbound links gives way, of th
 """
 
 from collections import Counter
-from collections.abc import KeysView
+from collections.abc import Iterable, KeysView
 from dataclasses import dataclass
 from math import inf
 
@@ -179,7 +179,8 @@ class Links:
         missing = max(0, wanted - (len(self._dialling) - to_gone))
         if not missing and not any(map(self._is_missed, self._roster.doubted())):
             return
-        alive, gone = self._candidates(now)
+        # A large swarm has hundreds of members that are down: the others need a look only if links are short.
+        alive, gone = self._candidates(self._roster.members() if missing else self._roster.doubted(), now)
         chosen = [(target, False) for target in alive[:missing]]
         room = limits.DIALS_TO_GONE_MAX - to_gone
         chosen += [(target, True) for target in gone[: min(room, max(1, missing - len(chosen)))]]
@@ -196,14 +197,14 @@ class Links:
             if now - at < limits.REDIAL_DOWN_INTERVAL_S or target in self._contacts
         }
 
-    def _candidates(self, now: float) -> tuple[list[Target], list[Target]]:
-        """Targets to dial: a bootstrap address, live members, the other bootstrap addresses; and separately,
-        members that do not answer. A bootstrap address comes first since no live member may be where its
-        record says, and records may be made up."""
+    def _candidates(self, members: Iterable[Member], now: float) -> tuple[list[Target], list[Target]]:
+        """Targets to dial: a bootstrap address, live ones of `members`, the other bootstrap addresses; and
+        separately, members that do not answer. A bootstrap address comes first since no live member may be
+        where its record says, and records may be made up."""
         linked = {self._own_id, *(link.node_id for link in self._links.values())}
         alive: list[Target] = []
         gone: list[Target] = []
-        for member in self._roster.members():
+        for member in members:
             addresses = member.record.body.addresses
             is_alive = member.health is Health.ALIVE
             if member.record.node_id in linked or not (is_alive or self._is_missed(member)):

@@ -118,8 +118,10 @@ class Swim:
                 (self._suspect if probe.indirect else self._ask_others)(probe.node_id, now)
         if now >= self._next_probe:
             self._next_probe = now + limits.PROBE_INTERVAL_S
-            for member in self._roster.doubted():  # who has spoken to us since is alive
-                self._roster.heard_from(member.record.node_id, self._answered(member))
+            for link in self._links.values():  # who has spoken to us since is alive
+                member = self._roster.get(link.node_id)
+                if member is not None and member.health is not Health.ALIVE:
+                    self._roster.heard_from(link.node_id, link.heard)
             self._probe_the_silent(now)
             self._judge_silence(now)
             self._roster.forget_old(now)

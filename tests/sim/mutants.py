@@ -335,8 +335,8 @@ def the_dead_stay_dead() -> list[Patch]:
     """Nobody dials a member that is down: partition amnesia."""
     original = links.Links._candidates
 
-    def candidates(self: links.Links, now: float) -> Any:
-        alive, _ = original(self, now)
+    def candidates(self: links.Links, members: Any, now: float) -> Any:
+        alive, _ = original(self, members, now)
         down = {
             address
             for member in self._roster.members()
