@@ -29,7 +29,7 @@ from gossamer.protocol.records import Delta
 GATHER_S = 0.02
 """Arrivals within this time of each other are merged together."""
 
-AGAIN_MIN_S, AGAIN_MAX_S = 0.25, 5.0
+AGAIN_MIN_S, AGAIN_MAX_S = 0.05, 5.0
 """A round is not merged again before this, however little time its merge took, and then it is, however long
 that was: the machine may have slept meanwhile (`nights`, seed 8 of 8 nodes and 8 minutes)."""
 

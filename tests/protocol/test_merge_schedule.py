@@ -94,7 +94,7 @@ def test_what_arrives_together_is_merged_together() -> None:
     assert swarm.asked() == 4 and swarm.merge is not None and len(swarm.merge.deltas) == 2
 
 
-@pytest.mark.parametrize(("took", "rest"), [(0.1, AGAIN_MIN_S), (3.0, 3.0)])
+@pytest.mark.parametrize(("took", "rest"), [(0.02, AGAIN_MIN_S), (3.0, 3.0)])
 def test_a_round_that_was_just_merged_rests_for_as_long_and_others_have_their_turn(
     took: float, rest: float
 ) -> None:
