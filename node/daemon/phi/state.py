@@ -97,7 +97,8 @@ from gossamer.protocol.records import Delta
 STEPS_BYTES = 32 * 1024 * 1024
 """Size of the steps of merged rounds that are remembered, so as to take them back without their payloads."""
 
-STEPS_KEPT = 256
+STEPS_KEPT = 64
+"""Rounds whose steps are remembered at most: of more than were merged since the last snapshot, few change."""
 
 
 class Snapshot(NamedTuple):
@@ -414,15 +415,18 @@ class PhiState:
 # while it is merged. The others stay on disk, and are read one tensor at a time.
 
 KEPT_BYTES = 64 * 1024 * 1024
-"""Size of the payloads kept in memory from one merge to the next."""
+"""Size of the payloads kept in memory from one merge to the next, at most."""
+
+KEPT_OF_SMALL_BYTES = 8 * 1024 * 1024
+"""The same where a fragment of Phi is no larger."""
 
 MERGED_BYTES_PER_VALUE = 4
 """Size of the payloads in memory while a fragment is merged: as much as its Phi takes. If some were on disk,
 the merge would need a copy of its Phi (see `PhiState`), so keeping fewer in memory would save nothing."""
 
-MEASURED_KEPT = 256
-"""Deltas whose norms and samples are kept, the latter at most 256 KiB each: a round's, in a swarm of that
-size. Others are measured again if their round is merged again."""
+MEASURED_KEPT = 128
+"""Deltas whose norms and samples are kept, the latter at most 256 KiB each: those of two rounds to which 64
+members contribute. Others are measured again if their round is merged again."""
 
 
 class Payloads:
@@ -435,6 +439,8 @@ class Payloads:
         """What is known of payloads that were decoded once; None for one that does not decode."""
         self._recent: OrderedDict[bytes, Payload] = OrderedDict()
         self._recent_bytes = 0
+        phi_bytes = 4 * max(fragment.numel for fragment in manifest.plan().fragments)
+        self._recent_max = min(KEPT_BYTES, max(KEPT_OF_SMALL_BYTES, phi_bytes))
 
     def read(self, deltas: Iterable[Delta], fragment: Fragment) -> tuple[dict[bytes, Contribution], bool]:
         """Records as Merge sees them, by id, and whether all of them can be merged without reading files.
@@ -492,7 +498,7 @@ class Payloads:
         if payload is not None and record_id not in self._recent:
             self._recent[record_id] = payload
             self._recent_bytes += payload.size
-            while self._recent_bytes > KEPT_BYTES:
+            while self._recent_bytes > self._recent_max:
                 self._recent_bytes -= self._recent.popitem(last=False)[1].size
         return payload
 
