@@ -209,6 +209,23 @@ def test_the_bits_are_pinned() -> None:
     assert found == "4378c4bd28856a77b36c1fdb90364d1fc711694d528fad9e5684d60a8248f03a"
 
 
+def test_a_snapshot_that_gives_way_to_another_while_it_is_read_is_not_missed(
+    tmp_path: Path, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    manifest, phi = text_model()
+    folder = Folder(tmp_path / "d", manifest, phi)
+    folder.add(*some_deltas(rng, manifest, rounds=11))
+    before = averaged(folder.home)[2]
+    folder.seal(5)
+
+    def too_late(state: PhiState) -> None:
+        monkeypatch.undo()
+        folder.seal(9)
+
+    monkeypatch.setattr(PhiState, "average", too_late)
+    assert np.array_equal(averaged(folder.home)[2], before)
+
+
 def test_it_is_read_from_a_folder_and_named_when_it_is_not_here_yet(
     tmp_path: Path, rng: np.random.Generator
 ) -> None:

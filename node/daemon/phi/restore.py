@@ -16,7 +16,7 @@ from gossamer.protocol.history.folds import folds_bytes
 from gossamer.protocol.ledger import Ledger
 from gossamer.protocol.manifest import Manifest
 from gossamer.protocol.payloads import payload_chunk_sizes
-from gossamer.protocol.records import Claim, Delta
+from gossamer.protocol.records import Claim, Claims, Delta
 
 Read = TypeVar("Read")
 
@@ -72,17 +72,21 @@ def replay(home: Home, *, sealed: bool = False) -> tuple[Manifest, PhiState]:
 
 def averaged(home: Home, *, sealed: bool = False) -> tuple[Manifest, PhiState, Ints]:
     """The same, and the averaged model as of the newest round in it: int32[numel] (`history.average`)."""
-
-    def read(state: PhiState) -> tuple[PhiState, Ints]:
-        if (found := state.average()) is None:
-            raise StorageError(
-                "this node has joined and is still fetching what the averaged model is made of: wait, or use"
-                " the live model (--live)"
-            )
-        return state, found[1]
-
-    manifest, (state, phi) = _read(home, sealed, read)
-    return manifest, state, phi
+    claims: Claims | None = None
+    for _ in range(ATTEMPTS_MAX):
+        manifest, (state, found) = _read(home, sealed, lambda state: (state, state.average()))
+        if found is not None:
+            return manifest, state, found[1]
+        # A running daemon drops a snapshot's sums once it has written another, as it does after a heal.
+        before = claims
+        with closing(RecordStore(home.ledger_path, manifest.swarm_id, read_only=True)) as store:
+            claims = store.load_history().claims
+        if claims == before:
+            break
+    raise StorageError(
+        "this node has joined and is still fetching what the averaged model is made of: wait, or use the live"
+        " model (--live)"
+    )
 
 
 def _read(home: Home, sealed: bool, read: Callable[[PhiState], Read]) -> tuple[Manifest, Read]:
