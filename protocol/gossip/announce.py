@@ -41,8 +41,10 @@ class Announcer:
     *Announcing.* A record that is new to us goes to a few random links at once, and each receiver does the
     same, once. It comes with its payload or with the promise of one: a link that got a record from us before
     its payload was here hears when it is. So a payload spreads along the paths of its record, of which a node
-    usually has several. What becomes complete within a moment is offered in one message, except to links that
-    say meanwhile that they hold it too. Each chunk of a payload that has several is offered as it comes.
+    usually has several. The other links hear then, too, and ask for the record if no push has reached them
+    (lazy push, as in Plumtree): among 64 members there is always one. What becomes complete within a moment
+    is offered in one message, except to links that say meanwhile that they hold it too. Each chunk of a
+    payload that has several is offered as it comes.
 
     *Super-seeding.* At first only the author has a new payload, so the payload cannot be everywhere before
     the author's line has carried all of it once, and any chunk that the line carries twice in that time makes
@@ -72,10 +74,14 @@ class Announcer:
     # -- records
 
     def push(self, deltas: list[Delta], source: int) -> None:
-        """Send records to a few links other than their source."""
-        self._give(
-            sample(self._context.links.numbers - {source}, limits.PUSH_FANOUT, self._context.rng), deltas
-        )
+        """Send records to a few links, and not back; the other links hear when their payloads are here."""
+        others = self._context.links.numbers - {source}
+        chosen = sample(others, limits.PUSH_FANOUT, self._context.rng)
+        for delta in deltas:
+            if delta.record_id not in self._held:
+                for link in others.difference(chosen):
+                    self.promise(delta.record_id, link)
+        self._give(chosen, deltas)
 
     def give(self, link: int, record_ids: Iterable[bytes]) -> None:
         """Send those of the records asked for that we have."""

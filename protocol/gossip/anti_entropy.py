@@ -204,10 +204,11 @@ class AntiEntropy:
         self._send(link, Digest(0, ()))
 
     def offered_unknown(self, link: int, record_id: bytes, now: float) -> None:
-        """A link's peer offers chunks of a record that we do not have: no push has reached us, or not yet.
+        """A link's peer offers a payload, or chunks of one, whose record we do not have: no push has reached
+        us, or not yet.
 
         The record is asked for only once in a while, since it may be one that we refuse. Without this, every
-        second delta is 5 s late somewhere among 64 nodes (`benchmarks spread`).
+        second delta is seconds late somewhere among 64 nodes (`benchmarks spread`, `benchmarks members`).
         """
         if now >= self._sought.get(record_id, -inf) + limits.ANTI_ENTROPY_INTERVAL_S:
             self._sought.pop(record_id, None)

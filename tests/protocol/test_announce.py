@@ -83,6 +83,15 @@ def test_a_push_goes_to_a_few_links_in_batches_and_not_back():
     assert {e.link for e in few.announcer.push(deltas[:1], 1)} == {2}
 
 
+def test_links_without_the_record_hear_of_its_payload():
+    bench = Bench(links=10)
+    bench.announcer.push([builders.unsigned(1, 1)], 3)
+    record_id = builders.unsigned(1, 1).record_id
+    bench.announcer.complete(record_id, 0.0)
+    told = bench.announcer.wake(limits.OFFER_DELAY_S)
+    assert told == [Send(link, Have((record_id,))) for link in range(1, 11) if link != 3]
+
+
 # --- promised payloads
 
 

@@ -44,6 +44,16 @@ def test_all_records_reach_all_through_loss_duplicates_and_disorder(seed, count)
     )
 
 
+def test_whom_every_push_passes_by_does_not_wait_for_anti_entropy(seed, monkeypatch):
+    world = swarm(seed, 14)
+    monkeypatch.setattr(limits, "PUSH_FANOUT", 1)
+    monkeypatch.setattr(limits, "ANTI_ENTROPY_INTERVAL_S", 1000.0)
+    world.run(15.0)  # the exchange that each had due
+    world.publish(world.nodes[3])
+    took = world.run(20.0, lambda: all(len(node.core.ledger) == 1 for node in world.running()))
+    assert took < 3.0
+
+
 def test_a_joiner_gets_a_long_history_at_once(seed):
     """Thousands of records, which are many anti-entropy rounds' worth: not one per ten seconds."""
     world = World(seed, builders.manifest(fragments=1))
