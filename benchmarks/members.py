@@ -265,6 +265,8 @@ GOALS = (
         what="time to merge a round with 1,024 members, of that with 64",
         measured=lambda rows: _ratio(rows, "merge_s"),
         at_most=1.1,
+        reason="by chance 69 members contributed to the round in the middle, where 64 do on average; each"
+        " payload takes 6 % longer, in a process that holds 1,024 nodes",
     ),
     Goal(
         what="control traffic of a node of 1,024, of that of one of 64",
@@ -275,6 +277,8 @@ GOALS = (
         what="processor time of a node of 1,024, of that of one of 64",
         measured=lambda rows: _ratio(rows, "cpu_share"),
         at_most=1.5,
+        reason="a fifth of what is added is the round clock, which looks at all members once a second; the"
+        " rest is spread over all events, in a process whose 1,024 nodes share one cache",
     ),
     Goal(
         what="memory of a node of 1,024, of that of one of 64",
@@ -291,8 +295,8 @@ GOALS = (
         what="a record is on all of 1,024 nodes, of the time with 64",
         measured=lambda rows: _ratio(rows, "spread_s"),
         at_most=3.0,
-        reason="pushes pass a few nodes by, which find the record when they next compare ledgers with a peer,"
-        " every 10 s or so. Among 64 nodes there may be none of these, among 1,024 there always are",
+        reason="it goes through more nodes on its way, at each of which offers of payloads are gathered for"
+        " 50 ms. It takes a second; before all links heard of payloads it took 13 s",
     ),
 )
 

@@ -18,7 +18,7 @@ when the rounds that it depends on are sealed (`advance`). So windows get longer
 after a while, and a line that comes and goes does not make them swing.
 
 **Turns.** What a round costs each member, payloads to fetch and to merge, grows with those who contribute to
-it, and what it teaches hardly does. So above `pace.contributors` members take turns: which of them contribute
+it, and no line carries a thousand. So above `pace.contributors` members take turns: which of them contribute
 to a round is drawn by a hash (`sampling.is_drawn`), and a node's windows span the rounds between two turns of
 its own. How many members there are follows from the records of an epoch and from the turn that each states
 (`publishers`), so sides of a partition, which come to turns of their own, add up when it heals.
