@@ -321,6 +321,8 @@ def test_ctrl_c_while_the_daemon_is_ended_does_not_keep_it_running(
 
 @pytest.mark.usefixtures("_signals")
 def test_a_forked_worker_dies_of_sigterm_as_ever() -> None:
+    if "jax" in sys.modules:
+        pytest.skip("another test has begun JAX in this process, which may not fork any more")
     daemon = DaemonProcess()
     daemon.start()
     child = os.fork()
