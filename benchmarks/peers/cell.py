@@ -201,7 +201,7 @@ class Run:
             workers=cell.workers,
             options=self._setting.options,
             step_s=self._setting.step_s,
-            mark=self._setting.mark,
+            mark=0 if cell.fault else self._setting.mark,
             settings={**self._settings, "master": f"{NET}.1"},
         )
         python = sys.executable if self._contender.is_own else str(ENV / "bin/python")

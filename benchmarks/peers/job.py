@@ -43,7 +43,7 @@ class Entry:
     options: dict[str, Any]
     step_s: float
     mark: int
-    """The step after which the model is kept, for the loss at equal tokens."""
+    """The step after which the model is kept, for the loss at equal tokens; 0 for none."""
     settings: dict[str, Any]
     """The contender's own."""
 
