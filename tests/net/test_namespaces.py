@@ -154,7 +154,7 @@ async def test_a_full_disk_pauses_publishing_and_nothing_else(tmp_path: Path) ->
             puppet.start()
             await until(lambda: len(puppet.rounds) >= 3, 40, "it trains")
             fill(filler)
-            await until(lambda: said("publishing pauses until there is space"), 20, "it says so")
+            await until(lambda: said("fetched or published until that works"), 20, "it says so")
             paused_at, others_at = len(puppet.rounds), other.rounds[-1]
             await until(lambda: other.rounds[-1] >= others_at + 10, 30, "the other trains on")
             assert len(puppet.rounds) <= paused_at + 1
