@@ -123,6 +123,8 @@ class Paced:
     window: int
     """Steps; 0 if windows are counted in seconds."""
     turn: int
+    since: int
+    """The round after which they hold."""
 
 
 @dataclass(frozen=True, slots=True)

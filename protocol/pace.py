@@ -18,10 +18,10 @@ when the rounds that it depends on are sealed (`advance`). So windows get longer
 after a while, and a line that comes and goes does not make them swing.
 
 **Turns.** What a round costs each member, payloads to fetch and to merge, grows with those who contribute to
-it, and no line carries a thousand. So above `pace.contributors` members take turns: which of them contribute
-to a round is drawn by a hash (`sampling.is_drawn`), and a node's windows span the rounds between two turns of
-its own. How many members there are follows from the records of an epoch and from the turn that each states
-(`publishers`), so sides of a partition, which come to turns of their own, add up when it heals.
+it, and no line carries those of a thousand. So above `pace.contributors` members take turns: which of them
+contribute to a round is drawn by a hash (`sampling.is_drawn`), and a node's windows span the rounds between
+two turns of its own. How many members there are follows from the records of an epoch and from the turn that
+each states (`publishers`), so sides of a partition, which come to turns of their own, add up when it heals.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -35,18 +35,20 @@ from gossamer.protocol.records import Delta
 from gossamer.protocol.sampling import EVERY_ROUND, is_drawn, share
 
 
-def round_clock(latest: Iterable[tuple[int, bytes]], members: int = 0, turn: int = EVERY_ROUND) -> int:
+def round_clock(
+    latest: Iterable[tuple[int, bytes]], members: int = 0, turn: int = EVERY_ROUND, since: int = 0
+) -> int:
     """The highest of the latest rounds of live members, leaving out the top third (rounded down).
 
     So one liar cannot race the clock, and an isolated node still moves. 0 when there is nobody. `latest` are
     pairs of round and node id. `members` also counts those that have not told a round yet, so that a liar is
     left out even while few have. Where members take turns, a third of those whose turn it is is left out, and
-    a round counts only if it was its member's turn.
+    a round counts only if it was its member's turn, or is from before `turn` held: not after round `since`.
     """
     ordered = sorted(latest, reverse=True)
     out, clock = share(max(members, len(ordered)), turn) // 3, 0
     for round_, node_id in ordered:
-        if is_drawn(node_id, round_, turn):
+        if round_ <= since or is_drawn(node_id, round_, turn):
             clock = round_
             if out == 0:
                 break

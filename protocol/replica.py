@@ -363,7 +363,7 @@ class Replica:
                 if merged := self.merges.merged(event, now):
                     self._freshness.merged(event.round, merged, event.agreement, now)
             case ev.Paced():
-                self._clock.turn = event.turn
+                self._clock.turn, self._clock.turn_since = event.turn, event.since
                 if self.manifest.pace.is_set_by_swarm:
                     self.sealing.stretch(stretch(event.window))
             case ev.Unusable():

@@ -94,7 +94,7 @@ class Daemon:
         self._has_left = False
         self._rearm = asyncio.Event()
         self._unix_offset_s = unix_offset_s()
-        self._pace = 0, EVERY_ROUND
+        self._pace = 0, EVERY_ROUND, 0
         self._clock_sent: control.Clock | None = None
         self._tasks: asyncio.TaskGroup | None = None
         self._link_tasks: set[asyncio.Task[None]] = set()
@@ -335,7 +335,7 @@ class Daemon:
             self.phi.data.changed(merge.round)
         self.monitor.merged(merge.round, merge.deltas, found)
         loop = self.phi.loop
-        (window, turn), (window_before, turn_before) = loop.pace, self._pace
+        (window, turn, _), (window_before, turn_before, _) = loop.pace, self._pace
         if window != window_before and window_before:
             log.info("windows have %d steps %s", window, loop.window_why)
         if turn != turn_before:
@@ -384,7 +384,7 @@ class Daemon:
         unmerged = max(loop.unmerged, int(self.core.is_contradicted))
         links = len(self.network.links)
         codec = self.core.codec.name
-        clock = control.Clock(self._clock, loop.tokens, links, unmerged, codec, *loop.pace)
+        clock = control.Clock(self._clock, loop.tokens, links, unmerged, codec, *loop.pace[:2])
         if clock != self._clock_sent:
             self._clock_sent = clock
             self.phi.port.send(clock)

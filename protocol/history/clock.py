@@ -26,7 +26,9 @@ class SwarmClock:
         """Whether we count in the clock."""
         self._author = author
         self.turn = EVERY_ROUND
-        """How often members contribute now, see `sampling.is_drawn`."""
+        """How often members contribute now, see `sampling.is_drawn` ..."""
+        self.turn_since = 0
+        """... which holds for rounds after this one."""
         self.published_round = 0
         """The last round that we have published since we started or came back; 0 before the first."""
         self._own = Activity(-inf)
@@ -117,8 +119,9 @@ class SwarmClock:
             known = [latest for latest in known if self.allows(latest[0], now)]
         if not said:
             return max(own, self._ledger.reached(but=self._author.node_id))
-        clock = max(self._ledger.floor, round_clock(said, members, self.turn))
-        return clock if len(said) == len(known) else max(clock, round_clock(known, members, self.turn))
+        turns = members, self.turn, self.turn_since
+        clock = max(self._ledger.floor, round_clock(said, *turns))
+        return clock if len(said) == len(known) else max(clock, round_clock(known, *turns))
 
     def somebody_trains(self, now: float) -> bool:
         """Whether a live member, or we, made progress while we looked, and not long ago."""

@@ -365,6 +365,15 @@ def test_a_round_goes_on_without_those_whose_turn_it_is():
     assert clock > 0.8 * 2000 / 5, "rounds of nobody take no longer than others"
 
 
+def test_rounds_from_before_a_turn_count_whoever_is_drawn_now():
+    """Else the clock would be 0 where nobody's last round is one of its turn, and nobody would go on."""
+    of_16 = turn_for(16, PaceSection(contributors=3))
+    last = next(r for r in range(1, 1000) if not any(is_drawn(node_id, r, of_16) for node_id in IDS[:16]))
+    latest = [(last, node_id) for node_id in IDS[:16]]
+    assert round_clock(latest, turn=of_16) == 0
+    assert round_clock(latest, turn=of_16, since=last) == last
+
+
 def test_liars_race_the_clock_only_where_it_is_their_turn():
     turn = turn_for(200, PaceSection())
     honest = [

@@ -182,13 +182,14 @@ class Fold:
         """The epoch of the data, by all that is merged."""
         return self.folds(max(self.rounds, default=self.base.round)).data.epoch
 
-    def pace(self, clock: int) -> tuple[int, int]:
+    def pace(self, clock: int) -> tuple[int, int, int]:
         """The steps in a window in the round after the clock's (0 if they are counted in seconds), and how
-        often members contribute."""
+        often members contribute; and the round after which that holds."""
         base, every = folds.unpack(self.base.folds, self._manifest), self._manifest.history.snapshot_every
         first = max(self.base.round, (clock // every - 1) * every)
-        found, place = self._folding.windows(first, self.base.round, base, self.rounds), clock // every
-        return found.lengths[place > first // every], found.turns[place > first // every]
+        found = self._folding.windows(first, self.base.round, base, self.rounds)
+        place = clock // every > first // every
+        return found.lengths[place], found.turns[place], first + place * every
 
     def tokens(self) -> int:
         """The tokens that all deltas merged count for."""

@@ -76,7 +76,7 @@ class Node(Process):
         self.archive = Archive(self)
         self._merging: fx.Merge | None = None
         self._merged_at = -inf
-        self._pace = 0, EVERY_ROUND
+        self._pace = 0, EVERY_ROUND, 0
         self.cannot_publish = False
         """Whether it cannot publish, say since another program holds its files. Its trainer goes on."""
 
@@ -98,7 +98,7 @@ class Node(Process):
         self.linked_at = inf
         self.transfers, self.archive = Transfers(self), Archive(self)
         self._timer_due = self._wake_due = inf
-        self._merging, self._merged_at, self._pace = None, -inf, (0, EVERY_ROUND)
+        self._merging, self._merged_at, self._pace = None, -inf, (0, EVERY_ROUND, 0)
         self._fell_asleep = None
         self.fold = None
         now, unix = self.clock(), self._unix()

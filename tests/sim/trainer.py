@@ -174,7 +174,7 @@ class Trainer:
         if self.own_last < self._clock != self._passed_by:
             self._passed_by, self._last_step, self.published_at = self._clock, self._steps - 1, now
         steps, seconds = self._steps - self._last_step, now - self.published_at
-        length, turn = node.fold.pace(max(0, self._clock))
+        length, turn, _ = node.fold.pace(max(0, self._clock))
         round_ = self._pace.due(self.own_last, self._clock, steps, seconds, length, turn)
         if round_ is None:
             return

@@ -20,6 +20,8 @@ not wait for them, and none of its work is lost, however long they were away.
 """
 
 from dataclasses import dataclass, field
+from itertools import count
+from statistics import median_low
 from typing import TYPE_CHECKING
 
 from gossamer.protocol.history.folds import Folding, begin
@@ -29,6 +31,7 @@ from gossamer.protocol.limits import FETCH_PATIENCE_S, FORK_PATIENCE_S, PAYLOAD_
 from gossamer.protocol.membership.members import Health
 from gossamer.protocol.pace import round_clock
 from gossamer.protocol.records import Delta
+from gossamer.protocol.sampling import EVERY_ROUND, is_drawn
 from tests.sim.fold import Rounds, average_from_scratch, from_scratch
 from tests.sim.node import Node
 from tests.sim.trainer import STEP_VARIES
@@ -152,12 +155,19 @@ class Verdicts:
             if node.core.own_last > reached + AHEAD_MAX:
                 self._fail(node, f"has published round {node.core.own_last}, and waits: all are at {reached}")
 
-    @staticmethod
-    def _round(nodes: list[Node]) -> int:
-        """The round of these: a node that ran ahead in a small part of the swarm waits for the others."""
-        turn = max(node.core.turn for node in nodes)
+    def _round(self, nodes: list[Node]) -> int:
+        """The round of these: a node that ran ahead in a small part of the swarm waits for the others.
+
+        By the turn that most take: who is a round behind or ahead of them may be in another epoch.
+        """
+        since, turn = self._turn(nodes)
         latest = [(n.core.own_last, n.traits.identity.node_id) for n in nodes if n.traits.trains]
-        return round_clock(latest, turn=turn)
+        return round_clock(latest, turn=turn, since=since)
+
+    @staticmethod
+    def _turn(nodes: list[Node]) -> tuple[int, int]:
+        paces = [node.fold.pace(node.core.clock) for node in nodes if node.fold is not None]
+        return median_low([(since, turn) for _, turn, since in paces] or [(0, EVERY_ROUND)])
 
     def _poll(self, calm: _Calm) -> None:
         if calm is not self._calm or calm.over:
@@ -257,7 +267,10 @@ class Verdicts:
             if nodes:
                 side = _Side(nodes, [n.life for n in nodes], self._round(nodes), self._pacemaker(nodes)[1])
                 self._sides.append(side)
-                enough = self.world.loop.now + ROUNDS_PER_SIDE * (side.round_s + 2.0)
+                _, turn = self._turn(nodes)
+                ids = [node.traits.identity.node_id for node in nodes]
+                later = next(n for n in count() if any(is_drawn(i, side.round + 1 + n, turn) for i in ids))
+                enough = self.world.loop.now + (ROUNDS_PER_SIDE + later) * (side.round_s + 2.0)
                 if enough < end:
                     self.world.loop.at(enough, self._check_side, side)
 

@@ -112,10 +112,10 @@ class MergeLoop:
         return self._core.layout.trained_tokens(self._state.tokens) if self._state else 0
 
     @property
-    def pace(self) -> tuple[int, int]:
+    def pace(self) -> tuple[int, int, int]:
         """Of the round to come, the steps in a window (0 if they are counted in seconds, or without Phi), and
-        how often members contribute (see `sampling.is_drawn`)."""
-        return self._state.pace(self._core.clock + 1) if self._state else (0, EVERY_ROUND)
+        how often members contribute (see `sampling.is_drawn`); and the round after which that holds."""
+        return self._state.pace(self._core.clock + 1) if self._state else (0, EVERY_ROUND, 0)
 
     @property
     def window_why(self) -> str:

@@ -292,11 +292,12 @@ class PhiState:
         """Record ids of everything merged above the base."""
         return [delta.record_id for deltas in self._merged.values() for delta in deltas]
 
-    def pace(self, round_: int) -> tuple[int, int]:
+    def pace(self, round_: int) -> tuple[int, int, int]:
         """Of a round that is not merged yet, the steps in a window (0 if windows are counted in seconds), and
-        how often members contribute (see `sampling.is_drawn`)."""
-        place = round_ > self.windows.after + self._manifest.history.snapshot_every
-        return self.windows.lengths[place], self.windows.turns[place]
+        how often members contribute (see `sampling.is_drawn`); and the round after which that holds."""
+        windows, every = self.windows, self._manifest.history.snapshot_every
+        place = round_ > windows.after + every
+        return windows.lengths[place], windows.turns[place], windows.after + place * every
 
     def close_up_to(self, floor: int) -> None:
         """Make everything up to round `floor` part of the base: it cannot change any more.
