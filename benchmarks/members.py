@@ -277,7 +277,7 @@ GOALS = (
         what="processor time of a node of 1,024, of that of one of 64",
         measured=lambda rows: _ratio(rows, "cpu_share"),
         at_most=1.5,
-        reason="a fifth of what is added is the round clock, which looks at all members once a second; the"
+        reason="a third of what is added is the round clock, which looks at all members once a second; the"
         " rest is spread over all events, in a process whose 1,024 nodes share one cache",
     ),
     Goal(

@@ -376,7 +376,7 @@ takes what it did at once when it heals. It bounds what one key can have everybo
 
 CLOCK_CACHED_ABOVE_MEMBERS = 64
 CLOCK_KEPT_PER_MEMBER_S = 0.001
-"""With more members than this, a reading of the clock is kept for a while: 1,024 members take 1 ms."""
+"""With more members than this, a reading of the clock is kept for a while: one of 1,024 takes 1 ms."""
 
 CLOCK_SKEW_S = 120.0
 

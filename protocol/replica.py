@@ -656,13 +656,12 @@ class Replica:
                 self.codec.held(message.record_ids, link, now)
                 for record_id in message.record_ids:
                     self.holdings.known_to(record_id, link, held=True)
-                    if record_id not in self.ledger:
-                        self.anti_entropy.offered_unknown(link, record_id, now)
+                self.anti_entropy.offered(link, message.record_ids, now)
             case msg.HaveChunks():
                 if delta := self.ledger.get(message.record_id):
                     self.holdings.parts_known_to(delta, message.places, link, now)
                 else:
-                    self.anti_entropy.offered_unknown(link, message.record_id, now)
+                    self.anti_entropy.offered(link, (message.record_id,), now)
             case msg.Digest():
                 self.anti_entropy.compare(link, message)
             case msg.RecordIds():

@@ -127,7 +127,7 @@ class Row(NamedTuple):
 
 
 ON_LINES: tuple[tuple[str, Read, str, bool], ...] = (
-    ("steps lost", lambda c: 1 - c["of_alone"], ".1%", False),
+    ("steps lost", lambda c: 1 - c["of_alone"], "z.1%", False),
     ("kB sent a step", lambda c: c["bytes_per_step"] / 1e3, ".0f", True),
     ("loss at equal tokens", lambda c: c["loss_at_tokens"], ".3f", True),
     ("loss at equal time", lambda c: c["loss"], ".3f", True),
@@ -265,8 +265,8 @@ GOALS = (
         measured=lambda figures: len(behind(figures)),
         at_most=0,
         reason="DDP exchanges every gradient, and learns more from a token where the line carries that: its"
-        " steps take 35 to 48 times our bytes. hivemind's epochs of 100 steps send half of ours, and end 13"
+        " steps take 35 to 48 times our bytes. hivemind's epochs of 100 steps send half of ours, and end 12"
         " to 22 % higher. A worker is two processes, a loop and a daemon: they take longer to start on two"
-        " cores, and more memory. torchft's lead of 0.2 to 0.5 % is chance",
+        " cores, and more memory. torchft leads by 0.2 to 0.5 %, and runs of ours differ by 1.3 %",
     ),
 )

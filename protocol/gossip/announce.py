@@ -76,12 +76,10 @@ class Announcer:
     def push(self, deltas: list[Delta], source: int) -> None:
         """Send records to a few links, and not back; the other links hear when their payloads are here."""
         others = self._context.links.numbers - {source}
-        chosen = sample(others, limits.PUSH_FANOUT, self._context.rng)
         for delta in deltas:
             if delta.record_id not in self._held:
-                for link in others.difference(chosen):
-                    self.promise(delta.record_id, link)
-        self._give(chosen, deltas)
+                self._waiting.setdefault(delta.record_id, set()).update(others)
+        self._give(sample(others, limits.PUSH_FANOUT, self._context.rng), deltas)
 
     def give(self, link: int, record_ids: Iterable[bytes]) -> None:
         """Send those of the records asked for that we have."""

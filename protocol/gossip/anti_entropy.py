@@ -5,6 +5,7 @@ Ranges whose digests differ are followed down to rounds, newest first. Then the 
 exchanged, and after them the records. An exchange is bounded; the next one finds what it had no room for.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from math import inf
 
@@ -203,16 +204,19 @@ class AntiEntropy:
         self.synced_once = True
         self._send(link, Digest(0, ()))
 
-    def offered_unknown(self, link: int, record_id: bytes, now: float) -> None:
-        """A link's peer offers a payload, or chunks of one, whose record we do not have: no push has reached
-        us, or not yet.
+    def offered(self, link: int, record_ids: Iterable[bytes], now: float) -> None:
+        """A link's peer offers payloads, or chunks of them. If a record is not here, no push has reached us,
+        or not yet: ask for it.
 
-        The record is asked for only once in a while, since it may be one that we refuse. Without this, every
-        second delta is seconds late somewhere among 64 nodes (`benchmarks spread`, `benchmarks members`).
+        That is done only once in a while, since it may be one that we refuse. Without it, every second delta
+        is seconds late somewhere among 64 nodes (`benchmarks spread`, `benchmarks members`).
         """
-        if now >= self._sought.get(record_id, -inf) + limits.ANTI_ENTROPY_INTERVAL_S:
-            self._sought.pop(record_id, None)
-            self._sought[record_id] = now
-            if len(self._sought) > limits.IDS_PER_MESSAGE_MAX:
+        since = now - limits.ANTI_ENTROPY_INTERVAL_S
+        unknown = (key for key in record_ids if key not in self._ledger)
+        if wanted := tuple(key for key in unknown if self._sought.get(key, -inf) <= since):
+            for key in wanted:
+                self._sought.pop(key, None)
+                self._sought[key] = now
+            while len(self._sought) > limits.IDS_PER_MESSAGE_MAX:
                 del self._sought[next(iter(self._sought))]
-            self._send(link, GetRecords((record_id,)))
+            self._send(link, GetRecords(wanted))

@@ -58,7 +58,7 @@ All of this blocks, and runs in worker threads, one call at a time.
 """
 
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import NamedTuple
 
 import numpy as np
@@ -98,7 +98,7 @@ STEPS_BYTES = 32 * 1024 * 1024
 """Size of the steps of merged rounds that are remembered, so as to take them back without their payloads."""
 
 STEPS_KEPT = 64
-"""Rounds whose steps are remembered at most: of more than were merged since the last snapshot, few change."""
+"""The most rounds whose steps are remembered. Older ones seldom change, and are merged again then."""
 
 
 class Snapshot(NamedTuple):
@@ -415,19 +415,19 @@ class PhiState:
 # A round has as many payloads as the swarm has members. As many of them as the limits allow are in memory
 # while it is merged. The others stay on disk, and are read one tensor at a time.
 
-KEPT_BYTES = 64 * 1024 * 1024
-"""Size of the payloads kept in memory from one merge to the next, at most."""
+KEPT_ROUNDS = 4
+"""From one merge to the next, payloads, norms and samples of so many rounds are kept: while its deltas come
+one after another, a round is merged again and again. Those of others are read and measured anew."""
 
-KEPT_OF_SMALL_BYTES = 8 * 1024 * 1024
-"""The same where a fragment of Phi is no larger."""
+KEPT_BYTES = 64 * 1024 * 1024
+"""The most bytes of payloads that are kept."""
 
 MERGED_BYTES_PER_VALUE = 4
 """Size of the payloads in memory while a fragment is merged: as much as its Phi takes. If some were on disk,
 the merge would need a copy of its Phi (see `PhiState`), so keeping fewer in memory would save nothing."""
 
-MEASURED_KEPT = 128
-"""Deltas whose norms and samples are kept, the latter at most 256 KiB each: those of two rounds to which 64
-members contribute. Others are measured again if their round is merged again."""
+MEASURED_KEPT = 256
+"""The most deltas whose norms and samples are kept, the latter up to 256 KiB each."""
 
 
 class Payloads:
@@ -440,15 +440,16 @@ class Payloads:
         """What is known of payloads that were decoded once; None for one that does not decode."""
         self._recent: OrderedDict[bytes, Payload] = OrderedDict()
         self._recent_bytes = 0
-        phi_bytes = 4 * max(fragment.numel for fragment in manifest.plan().fragments)
-        self._recent_max = min(KEPT_BYTES, max(KEPT_OF_SMALL_BYTES, phi_bytes))
+        self._kept = 0
+        """Of how many deltas something is kept: those of `KEPT_ROUNDS` of the largest rounds so far."""
 
-    def read(self, deltas: Iterable[Delta], fragment: Fragment) -> tuple[dict[bytes, Contribution], bool]:
+    def read(self, deltas: Collection[Delta], fragment: Fragment) -> tuple[dict[bytes, Contribution], bool]:
         """Records as Merge sees them, by id, and whether all of them can be merged without reading files.
 
         A record whose payload does not decode is left out: it weighs nothing on any node. Raises
         MissingChunkError, as does reading a tensor that is not in memory.
         """
+        self._kept = max(self._kept, KEPT_ROUNDS * len(deltas))
         room, in_memory = max(KEPT_BYTES, MERGED_BYTES_PER_VALUE * fragment.numel), True
         found: dict[bytes, Contribution] = {}
         for delta in deltas:
@@ -494,12 +495,12 @@ class Payloads:
                 self._measured[record_id] = measure(payload)
             except PayloadError:
                 self._measured[record_id] = payload = None
-            if len(self._measured) > MEASURED_KEPT:
+            if len(self._measured) > min(self._kept, MEASURED_KEPT):
                 self._measured.popitem(last=False)
         if payload is not None and record_id not in self._recent:
             self._recent[record_id] = payload
             self._recent_bytes += payload.size
-            while self._recent_bytes > self._recent_max:
+            while self._recent_bytes > KEPT_BYTES or len(self._recent) > self._kept:
                 self._recent_bytes -= self._recent.popitem(last=False)[1].size
         return payload
 
